@@ -98,8 +98,8 @@ def _size_below(directory: Path) -> int:
 def extract(archive: Path, file: WeightFile, target: Path) -> None:
     """Write one pinned member of an archive to `target`: streamed, hashed, fsynced, then renamed into place.
 
-    Raises `FetchError` if the member is absent, is not a regular file, or differs from its pinned size or hash; `target`
-    is then left as it was.
+    Raises `FetchError` if the member is absent, is not a regular file, or differs from its pinned size or hash;
+    `target` is then left as it was.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.part")

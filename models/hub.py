@@ -13,7 +13,7 @@ def snapshot(source: str, patterns: Sequence[str], target: Path) -> str:
     accepted licence and a token).
     """
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.errors import HTTPError  # of the HTTP client it uses; hub errors and refused connections alike
 
     repository = source.removeprefix("hf:")
     try:
@@ -21,7 +21,7 @@ def snapshot(source: str, patterns: Sequence[str], target: Path) -> str:
         if commit is None:
             raise FetchError(f"{source}: the hub names no commit for it")
         snapshot_download(repository, revision=commit, local_dir=target, allow_patterns=list(patterns))
-    except (HfHubHTTPError, OfflineModeIsEnabled, OSError) as error:
+    except (HTTPError, OSError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise FetchError(f"{source}: could not be pulled: {reason}; models of the full stack need the network, a model "
                          "hub that huggingface_hub can reach, and for gated models an accepted licence and HF_TOKEN"

@@ -59,6 +59,7 @@ class ModelEntry(_Strict):
     use: str
     stack: Stack
     licence: str
+    licence_note: str = ""
     bytes: int = Field(gt=0, description="approximate size for hub models; exact for carrier files")
     carrier: str | None = None
     files: tuple[WeightFile, ...] = ()

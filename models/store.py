@@ -31,7 +31,7 @@ Progress = Callable[[str, int, int], None]
 """Called from download threads with (carrier or hub source, bytes so far, bytes in all)."""
 
 
-class ModelCorrupt(EditFoundryError):
+class ModelCorruptError(EditFoundryError):
     """A file in the model cache is not the pinned one; the message names the command that repairs it."""
 
 
@@ -67,8 +67,8 @@ class Store:
     def path(self, model: str, file: str | None = None) -> Path:
         """The model's file, or its directory when it has several, or the named file of it.
 
-        Checks presence and size, not content (`verify` does). Raises `ModelMissing` or `ModelCorrupt`, each naming the
-        command that helps, and `UsageError` for an unknown model or file name.
+        Checks presence and size, not content (`verify` does). Raises `ModelMissing` or `ModelCorruptError`, which name
+        the command that helps, and `UsageError` for an unknown model or file name.
         """
         entry = self.manifest.entry(model)
         directory = self._directory(model)
@@ -93,12 +93,12 @@ class Store:
         """Whether `path` would answer."""
         try:
             self.path(model)
-        except (ModelMissing, ModelCorrupt):
+        except (ModelMissing, ModelCorruptError):
             return False
         return True
 
     def verify(self, model: str) -> None:
-        """Re-hash a model's files. Raises `ModelMissing`, or `ModelCorrupt` naming the file that differs.
+        """Re-hash a model's files. Raises `ModelMissing`, or `ModelCorruptError` naming the file that differs.
 
         Hub models have no pinned hashes: for them this checks presence only.
         """
@@ -135,7 +135,7 @@ class Store:
                 self.path(model)
         except ModelMissing:
             return "pulled"
-        except ModelCorrupt:
+        except ModelCorruptError:
             return "repaired"
         return "present"
 
@@ -195,5 +195,5 @@ class Store:
         return ModelMissing(f"models: the weights of {model} are not in {self.cache_dir}; "
                             f"run `editfoundry models pull {model}`")
 
-    def _corrupt(self, model: str, path: Path, fault: str) -> ModelCorrupt:
-        return ModelCorrupt(f"models: {path} is damaged ({fault}); run `editfoundry models pull {model} --verify`")
+    def _corrupt(self, model: str, path: Path, fault: str) -> ModelCorruptError:
+        return ModelCorruptError(f"models: {path} is damaged ({fault}); run `editfoundry models pull {model} --verify`")

@@ -1,0 +1,1 @@
+"""Where a stage runs on which shard."""

@@ -1,0 +1,189 @@
+"""The rows that flow through the engine. Every record is immutable, JSON-able and knows its own identity.
+
+A `Source` is one photograph (or one frame pair of a video) from ingest to qualify; instruct turns it into `Sample`s, one
+conversation graph each: node 0 is the starting image, node *i* the result of turn *i* (counted from 1).
+Boxes are [x0, y0, x1, y1] in pixels of the source's grid; masks are COCO compressed RLE on the grid.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from editfoundry.core.hashing import canonical_json
+
+BoxList = tuple[float, float, float, float]
+ZoneKind = Literal["surface", "ground", "water", "sky", "macro"]
+Split = Literal["train", "val"]
+
+
+class Record(BaseModel):
+    """Base of all rows: unknown fields are errors, values never change, JSON is canonical."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def to_json(self) -> str:
+        return canonical_json(self.model_dump(mode="json"))
+
+
+class Reject(Record):
+    """Why something went no further. `unit` says what it was; `detail` is for people, `reason` is a stable code."""
+
+    stage: str
+    id: str
+    reason: str
+    detail: str = ""
+    unit: Literal["source", "region", "candidate", "sample"] = "source"
+    type: str = ""
+    score: float | None = None
+    source_sha256: str = ""
+    donors: tuple[str, ...] = ()
+
+
+class Zone(Record):
+    """A place where an object could stand. `width_m`: visible metres across the image at the zone's depth."""
+
+    kind: ZoneKind
+    box: BoxList
+    width_m: float
+    origin: Literal["manifest", "estimated"]
+
+
+class Caption(Record):
+    """What the captioner says. `objects` and `backgrounds` are exact substrings of `text`; `summary` ≤ 15 words."""
+
+    text: str
+    summary: str
+    objects: tuple[str, ...] = ()
+    backgrounds: tuple[str, ...] = ()
+
+
+class Region(Record):
+    """An object or background area. Scores keep their owners' names; None means that model was not asked."""
+
+    id: str
+    label: str
+    kind: Literal["object", "background"]
+    box: BoxList
+    detector: str
+    detector_score: float
+    tagger_score: float | None = None
+    segmenter_score: float | None = None
+    scorer_score: float | None = None
+    mask: dict[str, Any] | None = None
+    area: float = 0.0
+    box_area: float = 0.0
+    parent: str | None = None
+    qualified: bool = False
+
+
+class Motion(Record):
+    """Where the subject of a frame pair was and went: boxes on the grid of both frames, seconds between them."""
+
+    before: BoxList
+    after: BoxList
+    seconds: float
+    frame_before: int
+    frame_after: int
+
+
+class Source(Record):
+    """One photograph, or one frame pair of a video. Filled in from ingest to qualify."""
+
+    id: str
+    sha256: str
+    uri: str
+    kind: Literal["photograph", "frames"] = "photograph"
+    media_type: str = ""
+    width: int = 0
+    height: int = 0
+    licence: str = "unknown"
+    source_url: str = ""
+    text: str = ""
+    split: Split = "train"
+    phash: str = ""
+    grid: tuple[int, int] = (0, 0)
+    scores: dict[str, float] = Field(default_factory=dict)
+    zones: tuple[Zone, ...] = ()
+    caption: Caption | None = None
+    regions: tuple[Region, ...] = ()
+    counts: dict[str, int] = Field(default_factory=dict)
+    protected: tuple[BoxList, ...] = ()
+    has_text: bool = False
+    faces: int = 0
+    motion: Motion | None = None
+
+
+class Donor(Record):
+    """An entry of the catalogue: an alpha cut-out, a style reference, or a photograph usable as background.
+
+    `height_m` is the real height of the thing in metres, `width`/`height` the pixels of its alpha's bounding box,
+    `shard` the ingest shard that holds a background's pixels (cut-outs and styles live in the catalogue's own tar).
+    """
+
+    sha256: str
+    kind: Literal["cutout", "style", "background"]
+    label: str
+    category: str = ""
+    zones: tuple[ZoneKind, ...] = ()
+    height_m: float = 0.0
+    width: int = 0
+    height: int = 0
+    colour: str = ""
+    licence: str = "unknown"
+    source_url: str = ""
+    split: Split = "train"
+    shard: int | None = None
+    source_id: str = ""
+
+
+class Placement(Record):
+    """A donor put into the scene. `object` is its name in the scene; `box` is the alpha's bounding box on the grid."""
+
+    object: str
+    donor: str
+    label: str
+    box: BoxList
+    zone: ZoneKind
+    flip: bool = False
+
+
+class Turn(Record):
+    """One edit. `parent` is the node it starts from; `target` an object or region name; `operation` is the recipe's."""
+
+    index: int
+    type: str
+    parent: int
+    instruction: str
+    target: str = ""
+    target_label: str = ""
+    result_phrase: str = ""
+    operation: dict[str, Any] = Field(default_factory=dict)
+    origin: Literal["photograph", "donor", "video"] = "donor"
+
+
+class Edge(Record):
+    """What rendering one turn gave. Node and mask names are tar members; hashes are of the stored bytes."""
+
+    turn: int
+    source_node: str
+    result_node: str
+    source_sha256: str
+    result_sha256: str
+    mask: str = ""
+    mask_fraction: float = 1.0
+    reference: str = ""
+    gates: dict[str, float | str | bool | None] = Field(default_factory=dict)
+
+
+class Sample(Record):
+    """One conversation graph (a single edit is a graph of one turn)."""
+
+    id: str
+    kind: Literal["single", "content_memory", "content_understanding", "version_backtracking"]
+    source: Source
+    premise: str = ""
+    initial: tuple[Placement, ...] = ()
+    turns: tuple[Turn, ...]
+    edges: tuple[Edge, ...] = ()
+    donors: tuple[str, ...] = ()
+    split: Split = "train"

@@ -1,0 +1,111 @@
+"""What a stage is. A stage knows nothing of executors, paths or resume: items in, items or rejects out."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from editfoundry.data_engine.records import Record, Reject
+from editfoundry.models.registry import create
+
+if TYPE_CHECKING:
+    from editfoundry.data_engine.config import RunConfig
+
+
+@dataclass
+class Item:
+    """A record with its tar members by name, and its decoded pixels once `prepare` has run.
+
+    `group` names the tar the runner writes the members to (emit groups by split; others leave it empty).
+    """
+
+    record: Any
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    pixels: list[NDArray[np.uint8]] = field(default_factory=list)
+    group: str = ""
+
+
+Outcome = list[Item | Reject]
+
+
+class Artifacts(Mapping[str, Any]):
+    """Read access to committed barrier artifacts, given to `setup`: `rows(stage)` and `blob(stage, shard, id, member)`."""
+
+    @abstractmethod
+    def rows(self, stage: str) -> Iterator[dict[str, Any]]:
+        """Every row of a committed barrier artifact, in its stored order."""
+
+    @abstractmethod
+    def blob(self, stage: str, shard: int, record_id: str, member: str) -> bytes:
+        """One tar member of a committed shard (`shard` 0 for a barrier artifact)."""
+
+
+class Stage(ABC):
+    """Maps a shard of items to a shard of items. Subclasses set the class attributes and implement `process`.
+
+    name: also its section of the configuration and its folder under RUN/stages.
+    version: raised by hand when the code changes what it writes.
+    row: record class of its output rows; `blobs`: stage whose tar supplies the items' members ("" for none).
+    roles: model roles it loads, named by the configuration's `models` section.
+    artifacts: barrier stages whose artifacts `setup` reads; their digests enter the fingerprint.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[int] = 1
+    row: ClassVar[type[Record]]
+    blobs: ClassVar[str] = ""
+    roles: ClassVar[tuple[str, ...]] = ()
+    artifacts: ClassVar[tuple[str, ...]] = ()
+    barrier: ClassVar[bool] = False
+    batch_size: ClassVar[int] = 8
+
+    def __init__(self, config: "RunConfig") -> None:
+        self.run = config
+        self.config: Any = getattr(config, self.name)
+        self.models: dict[str, Any] = {role: create(role, config.models[role]) for role in self.roles}
+
+    def settings(self) -> dict[str, Any]:
+        """What, beyond models and upstream, decides the output: the stage's own section of the configuration."""
+        settings: dict[str, Any] = self.config.model_dump(mode="json")
+        return settings
+
+    def digests(self) -> dict[str, str]:
+        """Digest of every model used, by role."""
+        return {role: model.digest() for role, model in self.models.items()}
+
+    def setup(self, artifacts: Artifacts) -> None:
+        """Load models and barrier artifacts; called once per worker before the first batch."""
+        del artifacts
+        for model in self.models.values():
+            model.load()
+
+    def prepare(self, item: Item) -> Item:
+        """Decode what `process` needs. Runs on the worker's reading thread while the previous batch is computed.
+
+        An ImageError raised here becomes the item's reject, under the error's reason.
+        """
+        return item
+
+    @abstractmethod
+    def process(self, batch: Sequence[Item]) -> list[Outcome]:
+        """One outcome per input, in order. An input is accepted if its outcome holds an item, and rejected otherwise,
+
+        in which case the outcome must hold at least one reject. Rejects beside items are of parts (regions, candidates).
+        """
+
+
+class Barrier(Stage):
+    """Reads every committed shard of the stages in `reads`, writes one committed artifact (shard 0)."""
+
+    barrier: ClassVar[bool] = True
+    reads: ClassVar[tuple[str, ...]] = ()
+
+    def process(self, batch: Sequence[Item]) -> list[Outcome]:
+        raise TypeError(f"{self.name} is a barrier: it gathers, it does not process batches")
+
+    @abstractmethod
+    def gather(self, rows: Callable[[str], Iterator[tuple[int, dict[str, Any]]]]) -> Iterator[Item]:
+        """`rows(stage)` yields (shard, row) over all committed shards in order; yields the artifact's items in order."""

@@ -1,0 +1,4 @@
+"""Gates."""
+from editfoundry.core.config import Config
+class VerifyConfig(Config):
+    pass

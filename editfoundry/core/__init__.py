@@ -1,0 +1,1 @@
+"""What every part shares: configuration, images, geometry, hashing, progress, pages."""

@@ -1,0 +1,114 @@
+"""YAML → OmegaConf (interpolation, overrides) → pydantic, with errors that name the file, the key and the nearest key."""
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from editfoundry.core.errors import ConfigError
+
+MAX_CONFIG_BYTES = 4 * 1024 * 1024
+CONFIG_ROOT = Path(__file__).parents[1] / "configs"
+
+
+class Config(BaseModel):
+    """Base of every configuration: frozen, and unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+C = TypeVar("C", bound=BaseModel)
+
+
+def load_config(model: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
+    """Read `path`, apply `a.b=c` overrides in order, and validate into `model`.
+
+    A path that does not exist is looked up among the packaged configs (`data/quickstart.yaml`).
+    Raises ConfigError with one line per problem.
+    """
+    file = find_config(path)
+    tree = _read(file)
+    for override in overrides:
+        tree = _override(tree, override)
+    try:
+        plain = OmegaConf.to_container(tree, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{file}: {_first_line(error)}") from error
+    return validate(model, plain, where=str(file))
+
+
+def find_config(path: str | Path) -> Path:
+    """The file itself, or the packaged config of that name. Raises ConfigError naming both places."""
+    for candidate in (Path(path), CONFIG_ROOT / path):
+        if candidate.is_file():
+            return candidate
+    raise ConfigError(f"{path}: no such config file, nor a packaged one; packaged configs: {', '.join(_packaged())}")
+
+
+def validate(model: type[C], plain: Any, where: str) -> C:
+    """Validate plain data into `model`; `where` names the file in the error."""
+    try:
+        return model.model_validate(plain)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(model, detail, where) for detail in error.errors())) from error
+
+
+def _packaged() -> list[str]:
+    return sorted(str(p.relative_to(CONFIG_ROOT)) for p in CONFIG_ROOT.rglob("*.yaml"))
+
+
+def _read(file: Path) -> DictConfig:
+    if file.stat().st_size > MAX_CONFIG_BYTES:
+        raise ConfigError(f"{file}: larger than {MAX_CONFIG_BYTES} bytes; this is not a configuration")
+    try:
+        tree = OmegaConf.create(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 text (byte {error.start})") from error
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{file}: not valid YAML: {_first_line(error)}") from error
+    if not isinstance(tree, DictConfig):
+        raise ConfigError(f"{file}: the top level must be a mapping of keys to values")
+    return tree
+
+
+def _override(tree: DictConfig, override: str) -> DictConfig:
+    key, separator, value = override.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {override}: expected KEY=VALUE, for example --set seed=7")
+    try:
+        OmegaConf.update(tree, key.strip(), yaml.safe_load(value), force_add=True)
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError) as error:
+        raise ConfigError(f"--set {override}: {_first_line(error)}") from error
+    return tree
+
+
+def _explain(model: type[BaseModel], detail: Any, where: str) -> str:
+    location = [str(part) for part in detail["loc"]]
+    key = ".".join(location) or "(top level)"
+    if detail["type"] != "extra_forbidden":
+        return f"{where}: {key}: {detail['msg']} (got {str(detail['input'])[:80]!r})"
+    known = _known_keys(model, location[:-1])
+    near = get_close_matches(location[-1], known, n=1, cutoff=0.4)
+    hint = f"did you mean {'.'.join([*location[:-1], near[0]])}?" if near else f"valid keys: {', '.join(sorted(known))}"
+    return f"{where}: {key}: unknown key; {hint}"
+
+
+def _known_keys(model: type[BaseModel], location: list[str]) -> list[str]:
+    current: Any = model
+    for part in location:
+        field = current.model_fields.get(part) if _is_model(current) else None
+        current = field.annotation if field else None
+    return list(current.model_fields) if _is_model(current) else []
+
+
+def _is_model(value: Any) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseModel)
+
+
+def _first_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

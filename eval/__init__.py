@@ -1,0 +1,1 @@
+"""Suites, editors under test, judges, statistics and reports."""

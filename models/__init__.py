@@ -1,0 +1,1 @@
+"""Every model behind a small typed protocol, and the store their weights come from."""

@@ -1,0 +1,1 @@
+"""Small real models whose weights ship inside registry packages: CPU, no model hub."""

@@ -1,0 +1,1 @@
+"""Data order, loading and trainers."""
