@@ -1,0 +1,1 @@
+"""Where an object could stand: placement zones from the manifest, or estimated from the picture."""
