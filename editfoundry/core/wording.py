@@ -58,12 +58,16 @@ def _third(share: float) -> int:
 
 _ROW_WORD = r"upper|top|lower|bottom|center|centre|middle"
 _COLUMN_WORD = r"left|right|center|centre|middle"
-_PLACE_NOUN = r"(?:-?hand)?[ -](?:side|half|part|third|edge|corner|area|portion|section|quarter|foreground|background)"
+_PLACE_NOUN = (
+    r"(?:[ -]?hand)?[ -](?:side|half|part|third|edge|corner|area|portion|section|quarter|foreground|background)"
+)
 _LEAD_IN = r"\b(?:at|in|on|to|from|toward|towards|near|along|into|onto)(?: the)?(?: (?:very|far))? "
 # "on the left of the lamp" places a thing beside a lamp; only "of the image" places it in the image.
 _NOT_RELATIVE = r"(?! (?:of|from) (?!(?:the |this )?(?:image|picture|photo|photograph|frame|scene|view|shot)\b))"
 # "on the right hand", "in the upper shelf", "from the left wheel": the word describes a thing, not a place.
-_NOT_ADJECTIVE = r"(?!-| (?!(?:of|from|and|or|but|with|by|to|into|in|on|at|near|so|while|is|should|where|that|which)\b)\w)"
+_NOT_ADJECTIVE = (
+    r"(?!-| (?!(?:of|from|and|or|but|with|by|to|into|in|on|at|near|so|while|is|should|where|that|which)\b)\w)"
+)
 
 _POSITION = re.compile(
     rf"\b(?P<row>{_ROW_WORD})[ -](?P<column>{_COLUMN_WORD})\b{_NOT_RELATIVE}"
