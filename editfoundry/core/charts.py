@@ -1,0 +1,70 @@
+"""Charts for pages, as static inline SVG: Altair draws, vl-convert renders, no script and no request at view time.
+
+Colours are stand-ins that `pages/base.css` replaces, so that one drawing follows the reader's light or dark scheme.
+"""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import altair as alt
+from markupsafe import Markup
+
+WIDE = 640
+NARROW = 300
+_INK, _SOFT, _ACCENT, _SECOND, _FAINT, _LINE = "#111111", "#222222", "#333333", "#444444", "#555555", "#666666"
+_COLOURS = (_ACCENT, _SECOND, _FAINT)
+_ROW_HEIGHT = 24
+
+
+def bars(counts: Mapping[str, int], *, label: str, width: int = NARROW) -> Markup:
+    """Horizontal bars, in the mapping's order, each with its number. `label` describes the chart to a screen reader."""
+    rows = [{"name": name, "count": count} for name, count in counts.items()]
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y("name:N", sort=None, title=None, axis=alt.Axis(ticks=False, domain=False, labelLimit=150)),
+        x=alt.X("count:Q", title=None, axis=None, scale=alt.Scale(domain=[0, max([*counts.values(), 1]) * 1.18])))
+    marks = base.mark_bar(color=_ACCENT, height=13)
+    numbers = base.mark_text(align="left", dx=5, color=_SOFT).encode(text=alt.Text("count:Q", format=",d"))
+    return _svg((marks + numbers).properties(height=_ROW_HEIGHT * len(rows)), label, width)
+
+
+def histogram(edges: Sequence[float], counts: Sequence[int], *, label: str, title: str, format: str = "~g",
+              width: int = NARROW) -> Markup:
+    """Counts per bin: `edges` has one more entry than `counts`. `title` names the x axis, `format` its numbers (d3)."""
+    if len(edges) != len(counts) + 1:
+        raise ValueError(f"a histogram of {len(counts)} counts needs {len(counts) + 1} edges, got {len(edges)}")
+    rows = [{"low": low, "high": high, "count": count}
+            for low, high, count in zip(edges[:-1], edges[1:], counts, strict=True)]
+    chart = alt.Chart(alt.Data(values=rows)).mark_bar(color=_ACCENT, binSpacing=1).encode(
+        x=alt.X("low:Q", bin="binned", title=title, axis=alt.Axis(format=format, grid=False, tickCount=5)),
+        x2="high:Q",
+        y=alt.Y("count:Q", title=None, axis=alt.Axis(tickCount=4, tickMinStep=1, format=",d", domain=False,
+                                                     ticks=False)))
+    return _svg(chart.properties(height=170), label, width)
+
+
+def stacked(rows: Sequence[tuple[str, Mapping[str, int]]], *, label: str, width: int = WIDE) -> Markup:
+    """One horizontal bar per row, split into at most three parts in the order of the first row, with a legend."""
+    parts = list(rows[0][1]) if rows else []
+    if len(parts) > len(_COLOURS):
+        raise ValueError(f"a stacked chart has at most {len(_COLOURS)} parts, got {', '.join(parts)}")
+    values = [{"name": name, "part": part, "order": parts.index(part), "count": count}
+              for name, counts in rows for part, count in counts.items()]
+    chart = alt.Chart(alt.Data(values=values)).mark_bar(height=14).encode(
+        y=alt.Y("name:N", sort=None, title=None, axis=alt.Axis(ticks=False, domain=False)),
+        x=alt.X("sum(count):Q", title=None, axis=alt.Axis(tickCount=5, format=",d", domain=False, ticks=False)),
+        color=alt.Color("part:N", sort=parts, scale=alt.Scale(domain=parts, range=list(_COLOURS[:len(parts)])),
+                        legend=alt.Legend(orient="top", title=None, symbolType="square")),
+        order=alt.Order("order:Q"))
+    return _svg(chart.properties(height=(_ROW_HEIGHT + 2) * len(rows)), label, width)
+
+
+def _svg(chart: Any, label: str, width: int) -> Markup:
+    axis = alt.AxisConfig(labelColor=_SOFT, titleColor=_SOFT, gridColor=_LINE, domainColor=_LINE, tickColor=_LINE,
+                          labelFontSize=12, titleFontSize=12, titleFontWeight="normal", labelPadding=6)
+    themed = chart.properties(width=width, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")).configure(
+        background="transparent", padding=2, font="sans-serif", view=alt.ViewConfig(strokeOpacity=0), axis=axis,
+        text=alt.MarkConfig(fontSize=12), legend=alt.LegendConfig(labelColor=_INK, labelFontSize=12), aria=False)
+    out = io.StringIO()
+    themed.save(out, format="svg")
+    return Markup('<div role="img" aria-label="{}">').format(label) + Markup(out.getvalue()) + Markup("</div>")
