@@ -25,7 +25,9 @@ from editfoundry.core.errors import ImageError
 DEFAULT_MAX_PIXELS = 150_000_000
 
 # Pillow warns from a fixed size on, deep inside some decoders; the limit that counts here is `max_pixels`.
+# It also warns of every damaged EXIF block, which it reads for the resolution alone.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.TiffImagePlugin")
 
 JPEG, PNG, GIF, WEBP, TIFF, BMP = "image/jpeg", "image/png", "image/gif", "image/webp", "image/tiff", "image/bmp"
 

@@ -94,6 +94,13 @@ def _decode_layers(opened: OpenedImage, target: int | None) -> tuple[NDArray[np.
     with decoder_errors(opened.data, media_type):
         profile = opened.image.info.get("icc_profile")
         opened.image.load()
+        if (
+            media_type == PNG
+            and opened.info.bit_depth == 16
+            and isinstance(opened.image.info.get("transparency"), tuple)
+        ):
+            # Pillow keeps the high byte of 16-bit colours but not of the one that the file declares transparent.
+            opened.image.info["transparency"] = tuple(value >> 8 for value in opened.image.info["transparency"])
         base, alpha = split_alpha(opened.image)
         rgb = to_srgb(base, profile)
     # Pillow turns a TIFF upright while loading it.
