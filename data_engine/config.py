@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from editfoundry.data_engine.stages.emit import EmitConfig
 from pydantic import Field
 
 from editfoundry.core.config import Config
@@ -9,7 +10,6 @@ from editfoundry.data_engine.stages.caption import CaptionConfig
 from editfoundry.data_engine.stages.catalogue import CatalogueConfig
 from editfoundry.data_engine.stages.detect import DetectConfig
 from editfoundry.data_engine.stages.duplicates import DuplicatesConfig
-from editfoundry.data_engine.stages.emit import EmitConfig
 from editfoundry.data_engine.stages.filter import FilterConfig
 from editfoundry.data_engine.stages.ingest import IngestConfig
 from editfoundry.data_engine.stages.instruct import InstructConfig
@@ -19,9 +19,20 @@ from editfoundry.data_engine.stages.segment import SegmentConfig
 from editfoundry.data_engine.stages.verify import VerifyConfig
 
 EMBEDDED = {
-    "detector": "ssd", "saliency": "u2net", "segmenter": "u2net", "tagger": "efficientnet", "scorer": "conse",
-    "image_embedder": "clip-int8", "text_embedder": "minilm", "quality": "brisque", "safety": "open-nsfw",
-    "reader": "rapidocr", "faces": "dlib", "paraphraser": "smollm2", "inpainter": "patchmatch", "style": "arbitrary",
+    "detector": "ssd",
+    "saliency": "u2net",
+    "segmenter": "u2net",
+    "tagger": "efficientnet",
+    "scorer": "conse",
+    "image_embedder": "clip-int8",
+    "text_embedder": "minilm",
+    "quality": "brisque",
+    "safety": "open-nsfw",
+    "reader": "rapidocr",
+    "faces": "dlib",
+    "paraphraser": "smollm2",
+    "inpainter": "patchmatch",
+    "style": "arbitrary",
 }
 
 
@@ -57,5 +68,7 @@ class RunConfig(Config):
 
     def shared(self) -> dict[str, object]:
         """The settings every stage's fingerprint includes."""
-        return {key: getattr(self, key) for key in
-                ("seed", "stack", "shard_size", "grid_area", "jpeg_quality", "val_fraction")}
+        return {
+            key: getattr(self, key)
+            for key in ("seed", "stack", "shard_size", "grid_area", "jpeg_quality", "val_fraction")
+        }

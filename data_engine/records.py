@@ -1,4 +1,4 @@
-"""The rows that flow through the engine. Every record is immutable, JSON-able and knows its own identity.
+"""The rows that flow through the engine. Records are immutable and JSON-able.
 
 A `Source` is one photograph (or one frame pair of a video) from ingest to qualify; instruct turns it into `Sample`s, one
 conversation graph each: node 0 is the starting image, node *i* the result of turn *i* (counted from 1).
@@ -77,13 +77,17 @@ class Region(Record):
 
 
 class Motion(Record):
-    """Where the subject of a frame pair was and went: boxes on the grid of both frames, seconds between them."""
+    """Where the subject of a frame pair was and went: boxes on the grid of both frames, seconds between them.
+
+    `window`: the part of the video's frames that the pair shows, in pixels of the video; None is all of it.
+    """
 
     before: BoxList
     after: BoxList
     seconds: float
     frame_before: int
     frame_after: int
+    window: BoxList | None = None
 
 
 class Source(Record):
@@ -134,6 +138,10 @@ class Donor(Record):
     split: Split = "train"
     shard: int | None = None
     source_id: str = ""
+
+    @property
+    def id(self) -> str:
+        return self.sha256
 
 
 class Placement(Record):

@@ -37,8 +37,9 @@ class Areas(TyperGroup):
             formatter.write_dl([(name, text) for name, (_, text) in AREAS.items()])
 
 
-app = typer.Typer(cls=Areas, no_args_is_help=True, add_completion=False, rich_markup_mode=None,
-                  pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=Areas, no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False
+)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,7 +1,9 @@
 """What a stage is. A stage knows nothing of executors, paths or resume: items in, items or rejects out."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -31,8 +33,39 @@ class Item:
 Outcome = list[Item | Reject]
 
 
+@dataclass
+class Meter:
+    """What the named steps of a stage (the gates of verify) cost and turned away. The runner empties it per shard,
+
+    and stores it in commit records, never in the dataset. `seconds`, `calls` and `refused` count by step.
+    """
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    calls: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
+
+    @contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """Adds the time inside the block to the step and counts one call."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - started
+            self.calls[step] = self.calls.get(step, 0) + 1
+
+    def refuse(self, step: str) -> None:
+        """Counts one input that the step turned away."""
+        self.refused[step] = self.refused.get(step, 0) + 1
+
+    def clear(self) -> None:
+        self.seconds.clear()
+        self.calls.clear()
+        self.refused.clear()
+
+
 class Artifacts(Mapping[str, Any]):
-    """Read access to committed barrier artifacts, given to `setup`: `rows(stage)` and `blob(stage, shard, id, member)`."""
+    """Read access to what is committed, given to `setup`: rows of barrier artifacts, tar members of any shard."""
 
     @abstractmethod
     def rows(self, stage: str) -> Iterator[dict[str, Any]]:
@@ -65,6 +98,7 @@ class Stage(ABC):
     def __init__(self, config: "RunConfig") -> None:
         self.run = config
         self.config: Any = getattr(config, self.name)
+        self.meter = Meter()
         self.models: dict[str, Any] = {role: create(role, config.models[role]) for role in self.roles}
 
     def settings(self) -> dict[str, Any]:
@@ -83,7 +117,7 @@ class Stage(ABC):
             model.load()
 
     def prepare(self, item: Item) -> Item:
-        """Decode what `process` needs. Runs on the worker's reading thread while the previous batch is computed.
+        """Decode what `process` needs. Runs on the worker's reading thread, a batch ahead.
 
         An ImageError raised here becomes the item's reject, under the error's reason.
         """
@@ -91,9 +125,10 @@ class Stage(ABC):
 
     @abstractmethod
     def process(self, batch: Sequence[Item]) -> list[Outcome]:
-        """One outcome per input, in order. An input is accepted if its outcome holds an item, and rejected otherwise,
+        """One outcome per input, in order.
 
-        in which case the outcome must hold at least one reject. Rejects beside items are of parts (regions, candidates).
+        An input is accepted if its outcome holds an item; otherwise the outcome must hold at least one reject.
+        Rejects beside items are of parts (regions, candidates).
         """
 
 
@@ -107,5 +142,8 @@ class Barrier(Stage):
         raise TypeError(f"{self.name} is a barrier: it gathers, it does not process batches")
 
     @abstractmethod
-    def gather(self, rows: Callable[[str], Iterator[tuple[int, dict[str, Any]]]]) -> Iterator[Item]:
-        """`rows(stage)` yields (shard, row) over all committed shards in order; yields the artifact's items in order."""
+    def gather(self, rows: Callable[[str], Iterator[tuple[int, dict[str, Any]]]]) -> Iterator[Item | Reject]:
+        """`rows(stage)` yields (shard, row) over all committed shards in order; yields the artifact's items in order.
+
+        What could not be taken in is yielded as a Reject, so that the funnel shows it.
+        """

@@ -1,4 +1,168 @@
-"""Turn planned edits into pixels."""
+"""render: planned edits into pixels. Every node is encoded once, by one encoder, from pixels never encoded before."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+
 from editfoundry.core.config import Config
+from editfoundry.core.geometry import Grid, Mask, to_grid
+from editfoundry.core.hashing import seed_for, sha256
+from editfoundry.core.images import decode, decode_rgba, encode_jpeg, encode_mask_png
+from editfoundry.data_engine.recipes.base import Edited, Refused, Tools, recipe
+from editfoundry.data_engine.records import Donor, Edge, Reject, Sample
+from editfoundry.data_engine.scene import Image, Scene
+from editfoundry.data_engine.stages.base import Artifacts, Item, Outcome, Stage
+from editfoundry.data_engine.taxonomy import TYPES
+
+CACHED_IMAGES = 64
+
+
 class RenderConfig(Config):
-    pass
+    """Nothing to choose yet: how each edit is made is its recipe's, which models make it is in `models`."""
+
+
+class Render(Stage):
+    """One planned sample in; the same sample with its edges, and its nodes, masks and references as members, out."""
+
+    name = "render"
+    row = Sample
+    blobs = "ingest"
+    roles: ClassVar[tuple[str, ...]] = ("inpainter", "style")
+    artifacts: ClassVar[tuple[str, ...]] = ("catalogue",)
+    batch_size = 4
+
+    def setup(self, artifacts: Artifacts) -> None:
+        super().setup(artifacts)
+        self.library = Library(artifacts)
+
+    def prepare(self, item: Item) -> Item:
+        grid = Grid(*item.record.source.grid)
+        names = ("original", "second") if item.record.source.kind == "frames" else ("original",)
+        item.pixels = [to_grid(decode(item.blobs[n], target=min(grid.width, grid.height)), grid) for n in names]
+        return item
+
+    def process(self, batch: Sequence[Item]) -> list[Outcome]:
+        return [[self._render(item)] for item in batch]
+
+    def _render(self, item: Item) -> Item | Reject:
+        sample: Sample = item.record
+        tools = StageTools(self, item)
+        try:
+            scene = Scene(item.pixels[0])
+            for placement in sample.initial:
+                scene = tools.place(scene, placement)
+            nodes = [recipe(sample.turns[0].type).start(scene, sample.turns[0], tools)]
+            edits = []
+            for turn in sample.turns:
+                tools.turn = turn.index
+                edits.append(recipe(turn.type).render(nodes[turn.parent], turn, tools))
+                nodes.append(edits[-1].scene)
+        except Refused as refused:
+            return Reject(
+                stage=self.name,
+                id=sample.id,
+                reason=refused.reason,
+                detail=refused.detail,
+                unit="sample",
+                type=sample.turns[0].type if sample.kind == "single" else sample.kind,
+                source_sha256=sample.source.sha256,
+                donors=sample.donors,
+            )
+        return self._store(sample, nodes, edits)
+
+    def _store(self, sample: Sample, nodes: Sequence[Scene], edits: Sequence[Edited]) -> Item:
+        blobs: dict[str, bytes] = {}
+        names: list[str] = []
+        by_hash: dict[str, str] = {}
+        for index, node in enumerate(nodes):
+            data = encode_jpeg(node.pixels, quality=self.run.jpeg_quality)
+            name = by_hash.setdefault(sha256(data), f"node{index}.jpg")
+            blobs[name] = data
+            names.append(name)
+        hashes = {name: digest for digest, name in by_hash.items()}
+        edges = []
+        for turn, edit in zip(sample.turns, edits, strict=True):
+            before, after = names[turn.parent], names[turn.index]
+            edge = Edge(
+                turn=turn.index,
+                source_node=before,
+                result_node=after,
+                source_sha256=hashes[before],
+                result_sha256=hashes[after],
+            )
+            if edit.mask is not None:
+                _check_outside(sample, nodes[turn.parent], edit)
+                name = f"mask{turn.index}.png"
+                blobs[name] = encode_mask_png(edit.mask)
+                edge = edge.model_copy(update={"mask": name, "mask_fraction": round(edit.mask.fraction, 6)})
+            elif TYPES[turn.type].local:
+                raise RuntimeError(f"{sample.id}: recipe {turn.type} is local but gave no mask")
+            if edit.reference is not None:
+                name = f"reference{turn.index}.jpg"
+                blobs[name] = encode_jpeg(edit.reference, quality=self.run.jpeg_quality)
+                edge = edge.model_copy(update={"reference": name})
+            edges.append(edge)
+        return Item(sample.model_copy(update={"edges": tuple(edges)}), blobs)
+
+
+def _check_outside(sample: Sample, before: Scene, edit: Edited) -> None:
+    assert edit.mask is not None
+    outside = (before.pixels != edit.scene.pixels).any(axis=2) & ~edit.mask.array
+    if outside.any():
+        raise RuntimeError(
+            f"{sample.id}: {int(outside.sum())} pixels outside the mask changed; the recipe's mask is wrong"
+        )
+
+
+class Library:
+    """The catalogue's pixels, decoded once per worker and kept in a bounded cache."""
+
+    def __init__(self, artifacts: Artifacts) -> None:
+        self.artifacts = artifacts
+        self.donors = {row["sha256"]: Donor.model_validate(row) for row in artifacts.rows("catalogue")}
+        self.cutout = lru_cache(CACHED_IMAGES)(self._cutout)
+        self.photograph = lru_cache(CACHED_IMAGES // 4)(self._photograph)
+
+    def _cutout(self, digest: str) -> Image:
+        return decode_rgba(self.artifacts.blob("catalogue", 0, digest, "original"))
+
+    def _photograph(self, digest: str, grid: Grid) -> Image:
+        donor = self.donors[digest]
+        data = (
+            self.artifacts.blob("catalogue", 0, digest, "original")
+            if donor.shard is None
+            else self.artifacts.blob("ingest", donor.shard, donor.source_id, "original")
+        )
+        return to_grid(decode(data, target=min(grid.width, grid.height)), grid)
+
+
+class StageTools(Tools):
+    """Tools over the stage's models, with one seed per turn."""
+
+    def __init__(self, stage: Render, item: Item) -> None:
+        self.source, self.original = item.record.source, item.pixels[0]
+        self.turn = 1
+        self._stage, self._item = stage, item
+
+    @property
+    def library(self) -> Library:
+        return self._stage.library
+
+    def cutout(self, sha256: str) -> Image:
+        return self.library.cutout(sha256)
+
+    def photograph(self, sha256: str, grid: Grid) -> Image:
+        return self.library.photograph(sha256, grid)
+
+    def second_frame(self) -> Image:
+        return self._item.pixels[1]
+
+    def inpaint(self, image: Image, mask: Mask) -> Image:
+        seed = seed_for(self._stage.run.seed, self._item.record.id, "render", self.turn) % 2**31
+        filled: Any = self._stage.models["inpainter"].inpaint(image, mask, seed)
+        return np.asarray(filled)
+
+    def stylise(self, image: Image, reference: Image, strength: float) -> Image:
+        return np.asarray(self._stage.models["style"].stylise(image, reference, strength))

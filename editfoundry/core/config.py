@@ -1,4 +1,4 @@
-"""YAML → OmegaConf (interpolation, overrides) → pydantic, with errors that name the file, the key and the nearest key."""
+"""YAML → OmegaConf (interpolation, overrides) → pydantic; errors name the file, the key and the nearest valid key."""
 
 from collections.abc import Sequence
 from difflib import get_close_matches

@@ -1,0 +1,61 @@
+"""add: a donor object placed into the photograph, or a real object put back where inpainting took it away."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from editfoundry.data_engine.paint import PAINTS
+from editfoundry.data_engine.recipes.adjust import painted
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Tools, change_mask, object_fields
+from editfoundry.data_engine.recipes.remove import removable, without_region
+from editfoundry.data_engine.records import Placement, Turn
+from editfoundry.data_engine.scene import Scene
+
+
+def adding(placement: Placement, paint: str = "") -> dict[str, Any]:
+    """The operation of an addition, in a given paint if any."""
+    return {"placement": placement.model_dump(mode="json")} | ({"paint": paint} if paint else {})
+
+
+class Add(Recipe):
+    """The photograph is the source (donor) or the result (a removal of a real object, reversed)."""
+
+    type = "add"
+
+    def plan(self, plan: Plan) -> Iterator[Draft]:
+        if plan.origin == "photograph":
+            for region in removable(plan):
+                fields = object_fields(region.label, plan.where(region.box))
+                yield Draft(
+                    {"reversed": True},
+                    fields,
+                    target=region.id,
+                    target_label=region.label,
+                    result_phrase=region.label,
+                    names=(region.label,),
+                    origin="photograph",
+                )
+            return
+        while True:
+            donor, placement = plan.place()
+            yield Draft(
+                adding(placement),
+                object_fields(donor.label, plan.where(placement.box)),
+                target="o1",
+                target_label=donor.label,
+                result_phrase=donor.label,
+                names=(donor.label,),
+                donors=(donor.sha256,),
+            )
+
+    def start(self, scene: Scene, turn: Turn, tools: Tools) -> Scene:
+        return without_region(scene, turn.target, tools) if turn.operation.get("reversed") else scene
+
+    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+        if turn.operation.get("reversed"):
+            after = scene.with_base(tools.original)
+            return Edited(after, change_mask(scene, after, tools.region_mask(turn.target)))
+        placement = Placement.model_validate(turn.operation["placement"])
+        after = tools.place(scene, placement)
+        if "paint" in turn.operation:
+            after, _ = painted(after, placement.object, PAINTS[turn.operation["paint"]], tools)
+        return Edited(after, change_mask(scene, after, after.touched((placement.object,))))

@@ -1,0 +1,76 @@
+"""adjust: colour or material of one object, in Lab inside its matte; shape, light and shade stay."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from editfoundry.core.geometry import Mask
+from editfoundry.data_engine.paint import PAINTS, Paint, choices, colour_distance, repaint
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, change_mask, object_fields
+from editfoundry.data_engine.records import Turn
+from editfoundry.data_engine.scene import Scene
+
+MIN_COLOUR_DISTANCE = 18.0
+
+
+def painted(scene: Scene, target: str, paint: Paint, tools: Tools) -> tuple[Scene, Mask]:
+    """The scene with the paint on one object, and the pixels the paint may touch. Refused when nobody would see it."""
+    if scene.has(target):
+        layer = scene.layer(target)
+        after = scene.with_layer(
+            target, replace(layer, rgb=repaint(layer.rgb, (layer.alpha > 0).astype(np.float32), paint))
+        )
+        inside = after.touched((target,))
+    else:
+        inside = tools.region_mask(target)
+        weight = inside.erode(1).feather(2)
+        after = scene.with_base(repaint(scene.base, weight, paint))
+    distance = colour_distance(scene.pixels, after.pixels, inside.erode(3).array)
+    if distance < MIN_COLOUR_DISTANCE:
+        raise Refused("barely_visible", f"mean colour difference {distance:.1f}, below {MIN_COLOUR_DISTANCE}")
+    return after, inside
+
+
+class Adjust(Recipe):
+    """One colour or material from `paint.PAINTS`."""
+
+    type = "adjust"
+
+    def plan(self, plan: Plan) -> Iterator[Draft]:
+        if plan.origin == "photograph":
+            regions = plan.objects()
+            if not regions:
+                raise Refused("no_object", "no object of this photograph is surely known")
+            lone = [r for r in regions if plan.source.counts.get(r.label, 1) == 1]
+            for name in plan.rng.permutation(list(PAINTS)):
+                for region in lone:
+                    fields = object_fields(region.label, plan.where(region.box), PAINTS[name].words)
+                    yield Draft(
+                        {"paint": str(name)},
+                        fields,
+                        target=region.id,
+                        target_label=region.label,
+                        result_phrase=f"{name} {region.label}",
+                        names=(region.label,),
+                        origin="photograph",
+                    )
+            return
+        while True:
+            donor, placement = plan.place()
+            name = str(plan.rng.choice(choices(donor.colour)))
+            fields = object_fields(donor.label, plan.where(placement.box), PAINTS[name].words)
+            yield Draft(
+                {"paint": name},
+                fields,
+                initial=(placement,),
+                target="o1",
+                target_label=donor.label,
+                result_phrase=f"{name} {donor.label}",
+                names=(donor.label,),
+                donors=(donor.sha256,),
+            )
+
+    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+        after, inside = painted(scene, turn.target, PAINTS[turn.operation["paint"]], tools)
+        return Edited(after, change_mask(scene, after, inside))

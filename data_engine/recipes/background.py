@@ -1,0 +1,71 @@
+"""background: another photograph behind a real object's matte, its light drawn toward the old background's."""
+
+from collections.abc import Iterator
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from editfoundry.core.geometry import Grid, Mask
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, object_fields
+from editfoundry.data_engine.records import Turn
+from editfoundry.data_engine.scene import Image, Scene
+
+LIGHT_TRANSFER = 0.3
+KEPT_INSET = 5
+
+
+class Background(Recipe):
+    """Only pixels well inside the object are kept to the bit; the rim is blended and belongs to the mask."""
+
+    type = "background"
+
+    def plan(self, plan: Plan) -> Iterator[Draft]:
+        regions = [r for r in plan.objects() if r.area >= 0.04]
+        others = [b for b in plan.backgrounds if b.sha256 != plan.source.sha256]
+        if not regions:
+            raise Refused("no_object", "no object large enough to keep in front of a new background")
+        if not others:
+            raise Refused("no_background", "the catalogue holds no other photograph fit to be a background")
+        for region in regions:
+            for index in plan.rng.permutation(len(others)):
+                scene = others[index]
+                fields = object_fields(region.label, plan.where(region.box), scene.label)
+                yield Draft(
+                    {"background": scene.sha256},
+                    fields,
+                    target=region.id,
+                    target_label=region.label,
+                    result_phrase=scene.label,
+                    names=(region.label,),
+                    origin="photograph",
+                    donors=(scene.sha256,),
+                )
+
+    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+        foreground = tools.region_mask(turn.target)
+        height, width = scene.shape
+        behind = tools.photograph(turn.operation["background"], Grid(width, height))
+        behind = _lit_like(behind, scene.base, ~foreground.dilate(4))
+        alpha = foreground.erode(2).feather(2)[..., None]
+        mixed = (alpha * scene.base + (1 - alpha) * behind).round().clip(0, 255).astype(np.uint8)
+        kept = foreground.erode(KEPT_INSET)
+        mixed[kept.array] = scene.base[kept.array]
+        return Edited(scene.with_base(mixed), ~kept)
+
+
+def _lit_like(image: Image, reference: Image, where: Mask) -> Image:
+    """The image with its Lab mean and spread moved part of the way to the reference's, measured where asked."""
+    lab = cv2.cvtColor(image.astype(np.float32) / 255, cv2.COLOR_RGB2LAB)
+    wanted: NDArray[np.float32] = cv2.cvtColor(reference.astype(np.float32) / 255, cv2.COLOR_RGB2LAB)[where.array]
+    if len(wanted) == 0:
+        return image
+    own = lab.reshape(-1, 3)
+    gain = 1 + LIGHT_TRANSFER * (np.clip(wanted.std(axis=0) / np.maximum(own.std(axis=0), 1), 0.6, 1.6) - 1)
+    moved = (
+        (lab - own.mean(axis=0)) * gain + own.mean(axis=0) + LIGHT_TRANSFER * (wanted.mean(axis=0) - own.mean(axis=0))
+    )
+    moved[..., 0] = moved[..., 0].clip(0, 100)
+    rgb = cv2.cvtColor(moved.astype(np.float32), cv2.COLOR_LAB2RGB)
+    lit: Image = (rgb * 255).round().clip(0, 255).astype(np.uint8)
+    return lit

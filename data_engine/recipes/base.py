@@ -1,0 +1,206 @@
+"""What a recipe is: it plans edits of its type for a source, and turns a planned edit into pixels."""
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from editfoundry.data_engine.placement import place_donor
+
+from editfoundry.core.geometry import Box, Grid, Mask, position_words, resize
+from editfoundry.data_engine.records import Donor, Placement, Region, Source, Turn
+from editfoundry.data_engine.scene import Image, Scene, changed
+from editfoundry.data_engine.taxonomy import TYPES
+from editfoundry.data_engine.wording import POSITIONS, a
+from editfoundry.models.embedded.compositing import Layer, make_layer
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A planned edit before wording: what stands in the scene at the start, the turn's operation, its words."""
+
+    operation: dict[str, Any]
+    fields: dict[str, str]
+    initial: tuple[Placement, ...] = ()
+    target: str = ""
+    target_label: str = ""
+    result_phrase: str = ""
+    names: tuple[str, ...] = ()
+    origin: Literal["photograph", "donor", "video"] = "donor"
+    donors: tuple[str, ...] = ()
+
+
+class Refused(Exception):  # noqa: N818 - a decision, not a fault
+    """A recipe cannot make this edit here; becomes a candidate or sample reject with this reason."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+@dataclass
+class Plan:
+    """What a recipe plans from: the source, the donors of its split, and the one generator of this plan."""
+
+    source: Source
+    cutouts: Sequence[Donor]
+    styles: Sequence[Donor]
+    backgrounds: Sequence[Donor]
+    rng: np.random.Generator
+    origin: Literal["photograph", "donor"] = "donor"
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(*self.source.grid)
+
+    def objects(self) -> list[Region]:
+        """Qualified object regions of the photograph."""
+        return [r for r in self.source.regions if r.kind == "object" and r.qualified]
+
+    def place(
+        self,
+        name: str = "o1",
+        avoid: Sequence[Placement] = (),
+        accept: Callable[[Donor], bool] | None = None,
+        tries: int = 40,
+    ) -> tuple[Donor, Placement]:
+        """A donor that fits somewhere, drawn by the plan's generator. Raises Refused with the last obstacle."""
+        if not self.source.zones:
+            raise Refused("no_zone", "no place in this photograph is known to carry an object")
+        pool = [d for d in self.cutouts if accept is None or accept(d)]
+        taken = [Box.from_list(list(p.box)) for p in avoid]
+        obstacle = "no_donor"
+        for index in self.rng.permutation(len(pool))[:tries]:
+            placed = place_donor(pool[index], self.source, self.rng, avoid=taken, name=name)
+            if isinstance(placed, Placement):
+                return pool[index], placed
+            obstacle = placed
+        raise Refused(obstacle, f"{min(tries, len(pool))} donors tried")
+
+    def where(self, box: Sequence[float]) -> str:
+        """The box's position as words: `in the upper left`."""
+        return POSITIONS[position_words(Box.from_list(list(box)), self.grid)]
+
+
+class Tools(ABC):
+    """What rendering may use. Pixels are uint8 RGB unless said otherwise."""
+
+    source: Source
+    original: Image
+
+    @abstractmethod
+    def cutout(self, sha256: str) -> Image:
+        """The cut-out's tight RGBA pixels [h, w, 4]."""
+
+    @abstractmethod
+    def photograph(self, sha256: str, grid: Grid) -> Image:
+        """A style reference or background photograph on the grid."""
+
+    @abstractmethod
+    def second_frame(self) -> Image:
+        """The later frame of a frame pair."""
+
+    @abstractmethod
+    def inpaint(self, image: Image, mask: Mask) -> Image:
+        """The image with the masked pixels filled in."""
+
+    @abstractmethod
+    def stylise(self, image: Image, reference: Image, strength: float) -> Image:
+        """The image repainted in the reference's style."""
+
+    def region(self, name: str) -> Region:
+        """The source's region of that id."""
+        return next(r for r in self.source.regions if r.id == name)
+
+    def region_mask(self, name: str) -> Mask:
+        """Its mask on the grid."""
+        rle = self.region(name).mask
+        if rle is None:
+            raise Refused("no_mask", f"region {name} was never segmented")
+        return Mask.from_rle(rle)
+
+    def layer(self, scene: Scene, placement: Placement) -> Layer:
+        """The donor of a placement as a layer matched to the scene around it."""
+        return make_layer(
+            self.cutout(placement.donor),
+            scene.without(placement.object).pixels,
+            Box.from_list(list(placement.box)),
+            placement.zone,
+            placement.flip,
+        )
+
+    def place(self, scene: Scene, placement: Placement) -> Scene:
+        return scene.with_layer(placement.object, self.layer(scene, placement))
+
+
+@dataclass(frozen=True)
+class Edited:
+    """A rendered turn: the scene after it, the mask of what it may have changed (local edits), a reference image."""
+
+    scene: Scene
+    mask: Mask | None = None
+    reference: Image | None = None
+
+
+class Recipe(ABC):
+    """One edit type. Stateless: everything it needs comes with the plan or the turn."""
+
+    type: ClassVar[str]
+
+    @abstractmethod
+    def plan(self, plan: Plan) -> Iterator[Draft]:
+        """Edits of this type that this source could carry, best first. Raises Refused when there is none."""
+
+    def start(self, scene: Scene, turn: Turn, tools: Tools) -> Scene:
+        """Node 0 of a sample whose first turn this is: the photograph with its initial objects, unless reversed."""
+        del turn, tools
+        return scene
+
+    @abstractmethod
+    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+        """The scene after the edit. Raises Refused when the pixels show that it cannot be done well."""
+
+
+@cache
+def recipe(name: str) -> Recipe:
+    """The recipe of a taxonomy row."""
+    module, _, attribute = TYPES[name].recipe.partition(":")
+    instance: Recipe = getattr(importlib.import_module(module), attribute)()
+    return instance
+
+
+def change_mask(before: Scene, after: Scene, planned: Mask, margin: int = 2) -> Mask:
+    """The stored mask of a local edit: everything planned or changed, dilated by `margin` pixels."""
+    return (planned | changed(before, after)).dilate(margin)
+
+
+def only(donor: Donor) -> Callable[[Donor], bool]:
+    """Accepts this donor alone."""
+    return lambda other: other.sha256 == donor.sha256
+
+
+def unlike(donor: Donor) -> Callable[[Donor], bool]:
+    """Accepts donors of another label."""
+    return lambda other: other.label != donor.label
+
+
+def object_fields(label: str, position: str, result: str = "") -> dict[str, str]:
+    """The template fields of an edit on one object."""
+    return {"a_object": a(label), "the_object": f"the {label}", "object": label, "position": position, "result": result}
+
+
+def plain_reference(rgba: Image, side: int = 256) -> Image:
+    """A cut-out centred on a plain light grey square [side, side, 3]: the reference image of a visual edit."""
+
+    height, width = rgba.shape[:2]
+    scale = min(1.5, 0.86 * side / max(height, width))
+    small = resize(rgba, max(1, round(width * scale)), max(1, round(height * scale)))
+    canvas = np.full((side, side, 3), 236.0, np.float32)
+    top, left = (side - small.shape[0]) // 2, (side - small.shape[1]) // 2
+    alpha = small[..., 3:].astype(np.float32) / 255
+    window = canvas[top : top + small.shape[0], left : left + small.shape[1]]
+    window[:] = alpha * small[..., :3] + (1 - alpha) * window
+    return canvas.round().astype(np.uint8)

@@ -1,0 +1,54 @@
+"""extract: one object on pure white, cut out along its matte."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+from editfoundry.models.embedded.compositing import composite
+
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, object_fields
+from editfoundry.data_engine.records import Turn
+from editfoundry.data_engine.scene import Scene
+
+
+class Extract(Recipe):
+    """The object keeps its place and size; everything else is 255."""
+
+    type = "extract"
+
+    def plan(self, plan: Plan) -> Iterator[Draft]:
+        if plan.origin == "photograph":
+            regions = [r for r in plan.objects() if plan.source.counts.get(r.label, 1) == 1]
+            if not regions:
+                raise Refused("no_object", "no lone object of this photograph is surely known")
+            for region in regions:
+                yield Draft(
+                    {},
+                    object_fields(region.label, plan.where(region.box)),
+                    target=region.id,
+                    target_label=region.label,
+                    result_phrase=f"{region.label} on white",
+                    names=(region.label,),
+                    origin="photograph",
+                )
+            return
+        while True:
+            donor, placement = plan.place()
+            yield Draft(
+                {},
+                object_fields(donor.label, plan.where(placement.box)),
+                initial=(placement,),
+                target="o1",
+                target_label=donor.label,
+                result_phrase=f"{donor.label} on white",
+                names=(donor.label,),
+                donors=(donor.sha256,),
+            )
+
+    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+        white = np.full_like(scene.base, 255)
+        if scene.has(turn.target):
+            layer = scene.layer(turn.target)
+            return Edited(Scene(composite(white, replace(layer, shadow=np.zeros_like(layer.shadow)))))
+        alpha = tools.region_mask(turn.target).erode(1).feather(1)[..., None]
+        return Edited(Scene((alpha * scene.base + (1 - alpha) * white).round().astype(np.uint8)))

@@ -1,0 +1,77 @@
+"""remove: a placed donor taken out again (the result is the untouched photograph), or a real object inpainted away."""
+
+from collections.abc import Iterator
+
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, change_mask, object_fields
+from editfoundry.data_engine.records import Region, Turn
+from editfoundry.data_engine.scene import Scene
+
+INPAINT_DILATION = 9
+MAX_INPAINT_FRACTION = 0.22
+
+
+def removable(plan: Plan) -> list[Region]:
+    """Real objects that inpainting can hope to remove: alone of their kind, whole, and not too large."""
+    width, height = plan.source.grid
+    found = [
+        r
+        for r in plan.objects()
+        if r.area <= 0.85 * MAX_INPAINT_FRACTION
+        and plan.source.counts.get(r.label, 1) == 1
+        and r.box[0] > 2
+        and r.box[1] > 2
+        and r.box[2] < width - 2
+        and r.box[3] < height - 2
+    ]
+    if not found:
+        raise Refused("no_removable_object", "no whole, lone object small enough to inpaint")
+    return found
+
+
+def without_region(scene: Scene, region: str, tools: Tools) -> Scene:
+    """The scene with a real object (and all that is nested in it) inpainted away."""
+    mask = tools.region_mask(region)
+    for other in tools.source.regions:
+        if other.parent == region and other.mask is not None:
+            mask = mask | tools.region_mask(other.id)
+    mask = mask.fill_holes().dilate(INPAINT_DILATION)
+    if mask.fraction > MAX_INPAINT_FRACTION:
+        raise Refused("mask_too_large", f"{mask.fraction:.0%} of the image would have to be invented")
+    return scene.with_base(tools.inpaint(scene.base, mask))
+
+
+class Remove(Recipe):
+    """With a donor the result is exact; with a real object it is what the inpainter makes of it."""
+
+    type = "remove"
+
+    def plan(self, plan: Plan) -> Iterator[Draft]:
+        if plan.origin == "photograph":
+            for region in removable(plan):
+                yield Draft(
+                    {},
+                    object_fields(region.label, plan.where(region.box)),
+                    target=region.id,
+                    target_label=region.label,
+                    names=(region.label,),
+                    origin="photograph",
+                )
+            return
+        while True:
+            donor, placement = plan.place()
+            yield Draft(
+                {},
+                object_fields(donor.label, plan.where(placement.box)),
+                initial=(placement,),
+                target="o1",
+                target_label=donor.label,
+                names=(donor.label,),
+                donors=(donor.sha256,),
+            )
+
+    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+        if scene.has(turn.target):
+            after = scene.without(turn.target)
+            return Edited(after, change_mask(scene, after, scene.touched((turn.target,))))
+        after = without_region(scene, turn.target, tools)
+        return Edited(after, change_mask(scene, after, tools.region_mask(turn.target)))

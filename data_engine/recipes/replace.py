@@ -1,0 +1,79 @@
+"""replace: the object that stands there gives way to another of believable size on the same spot."""
+
+from collections.abc import Callable, Iterator
+
+from editfoundry.core.geometry import Box, Grid
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, change_mask, object_fields
+from editfoundry.data_engine.records import Donor, Placement, Turn
+from editfoundry.data_engine.scene import Scene
+from editfoundry.data_engine.wording import a
+
+FRAME_MARGIN = 8
+MAX_UPSCALE = 1.5
+MIN_SIDE = 48
+
+
+def swapped(
+    placement: Placement, old: Donor, new: Donor, grid: Grid, area_ratio: tuple[float, float] = (0.5, 2.2)
+) -> Placement | None:
+    """The new donor at its true size on the old one's foot point (centre, in the sky); None when it does not fit."""
+    box = Box.from_list(list(placement.box))
+    height = box.height * new.height_m / old.height_m
+    width = height * new.width / new.height
+    bottom = (box.y0 + box.y1 + height) / 2 if placement.zone == "sky" else box.y1
+    centre = (box.x0 + box.x1) / 2
+    x0, y0 = centre - width / 2, bottom - height
+    fits = (
+        placement.zone in new.zones
+        and min(width, height) >= MIN_SIDE
+        and height <= MAX_UPSCALE * new.height
+        and area_ratio[0] <= width * height / box.area <= area_ratio[1]
+        and x0 >= FRAME_MARGIN
+        and y0 >= FRAME_MARGIN
+        and x0 + width <= grid.width - FRAME_MARGIN
+        and bottom <= grid.height - FRAME_MARGIN
+    )
+    if not fits:
+        return None
+    return placement.model_copy(update={"donor": new.sha256, "label": new.label, "box": (x0, y0, x0 + width, bottom)})
+
+
+def find_swap(
+    plan: Plan, old: Donor, placement: Placement, accept: Callable[[Donor], bool] | None = None
+) -> tuple[Donor, Placement]:
+    """A donor of another label that fits in the old one's place. Raises Refused."""
+    for index in plan.rng.permutation(len(plan.cutouts)):
+        new = plan.cutouts[index]
+        if new.label.split()[-1] == old.label.split()[-1] or (accept and not accept(new)):
+            continue
+        placed = swapped(placement, old, new, plan.grid)
+        if placed is not None:
+            return new, placed
+    raise Refused("no_swap", f"no other donor fits where {old.label} stands")
+
+
+class Replace(Recipe):
+    """Donor for donor: source and result are both exact composites over the same photograph."""
+
+    type = "replace"
+
+    def plan(self, plan: Plan) -> Iterator[Draft]:
+        while True:
+            old, placement = plan.place()
+            new, placed = find_swap(plan, old, placement)
+            yield Draft(
+                placed.model_dump(mode="json"),
+                object_fields(old.label, plan.where(placement.box), a(new.label)),
+                initial=(placement,),
+                target="o1",
+                target_label=old.label,
+                result_phrase=new.label,
+                names=(old.label, new.label),
+                donors=(old.sha256, new.sha256),
+            )
+
+    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+        placement = Placement.model_validate(turn.operation)
+        after = tools.place(scene.without(turn.target), placement)
+        touched = scene.touched((turn.target,)) | after.touched((placement.object,))
+        return Edited(after, change_mask(scene, after, touched))

@@ -1,0 +1,35 @@
+"""visual: replace with the object a reference image shows; the reference is stored with the pair."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Tools, object_fields, plain_reference
+from editfoundry.data_engine.recipes.replace import Replace, find_swap
+from editfoundry.data_engine.records import Placement, Turn
+from editfoundry.data_engine.scene import Scene
+
+
+class Visual(Recipe):
+    """The instruction never says what the new object is: only the reference does."""
+
+    type = "visual"
+
+    def plan(self, plan: Plan) -> Iterator[Draft]:
+        while True:
+            old, placement = plan.place()
+            new, placed = find_swap(plan, old, placement)
+            yield Draft(
+                placed.model_dump(mode="json"),
+                object_fields(old.label, plan.where(placement.box)),
+                initial=(placement,),
+                target="o1",
+                target_label=old.label,
+                result_phrase=new.label,
+                names=(old.label,),
+                donors=(old.sha256, new.sha256),
+            )
+
+    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+        edited = Replace().render(scene, turn, tools)
+        cutout = tools.cutout(Placement.model_validate(turn.operation).donor)
+        return replace(edited, reference=plain_reference(cutout))

@@ -1,0 +1,174 @@
+"""Instructions: filling templates, articles, and the checks every instruction passes before it reaches a dataset."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+MAX_WORDS = 30
+_VOWEL_SOUND = re.compile(r"^(?:[aeio]|u(?!ni|k|s[ae]))", re.IGNORECASE)
+_IRREGULAR = {
+    "sheep": "sheep",
+    "fish": "fish",
+    "deer": "deer",
+    "bison": "bison",
+    "goose": "geese",
+    "mouse": "mice",
+    "person": "people",
+    "ox": "oxen",
+    "wolf": "wolves",
+    "calf": "calves",
+    "foot": "feet",
+    "scissors": "scissors",
+    "pliers": "pliers",
+    "broccoli": "broccoli",
+    "butterflyfish": "butterflyfish",
+}
+NUMBERS = ("no", "one", "two", "three", "four", "five")
+
+POSITIONS = {
+    "upper-left": "in the upper left",
+    "top": "at the top",
+    "upper-right": "in the upper right",
+    "left": "on the left",
+    "center": "in the middle",
+    "right": "on the right",
+    "lower-left": "in the lower left",
+    "bottom": "at the bottom",
+    "lower-right": "in the lower right",
+}
+
+
+def a(noun: str) -> str:
+    """The noun with its indefinite article: `an owl`, `a unicorn`, `scissors` stays bare."""
+    head = noun.split()[-1]
+    if _IRREGULAR.get(head) == head and head in {"scissors", "pliers"}:
+        return f"a pair of {noun}"
+    return f"{'an' if _VOWEL_SOUND.match(noun) else 'a'} {noun}"
+
+
+def plural(noun: str) -> str:
+    """English plural of a noun phrase's last word: `red apples`, `mice`, `sheep`, `berries`, `brushes`."""
+    *rest, head = noun.split()
+    if head in _IRREGULAR:
+        word = _IRREGULAR[head]
+    elif re.search(r"(?:[sxz]|[cs]h)$", head):
+        word = head + "es"
+    elif re.search(r"[^aeiou]y$", head):
+        word = head[:-1] + "ies"
+    elif re.search(r"(?:tomat|potat|mang|buffal)o$", head):
+        word = head + "es"
+    else:
+        word = head + "s"
+    return " ".join([*rest, word])
+
+
+def fill(templates: Sequence[str], fields: Mapping[str, str], rng: np.random.Generator) -> str:
+    """One template, drawn by `rng`, with its fields filled. Raises ValueError naming a field the edit does not have."""
+    template = templates[int(rng.integers(len(templates)))]
+    try:
+        text = template.format_map(fields)
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
+        known = ", ".join(sorted(fields))
+        raise ValueError(
+            f"template {template!r}: unknown field or bad braces ({error}); fields here: {known}"
+        ) from error
+    text = re.sub(r"\s+([.,;:])", r"\1", " ".join(text.split()))
+    return text[:1].upper() + text[1:]
+
+
+def problems(text: str, must_contain: Sequence[str] = ()) -> list[str]:
+    """What is wrong with an instruction; empty when it may be used.
+
+    Refused: empty or over 30 words, numbers that could be coordinates, markup, line breaks, missing nouns.
+    """
+    found = []
+    words = text.split()
+    if not words:
+        found.append("empty")
+    if len(words) > MAX_WORDS:
+        found.append(f"{len(words)} words, more than {MAX_WORDS}")
+    if re.search(r"\d", text):
+        found.append("holds digits")
+    if re.search(r"[<>{}\[\]\n\r\t]", text):
+        found.append("holds markup")
+    lowered = text.lower()
+    found += [f"does not name {noun!r}" for noun in must_contain if noun.lower() not in lowered]
+    return found
+
+
+_FUNCTION_WORDS = frozenset(
+    [
+        "a",
+        "an",
+        "the",
+        "in",
+        "on",
+        "at",
+        "of",
+        "to",
+        "with",
+        "and",
+        "or",
+        "it",
+        "its",
+        "is",
+        "be",
+        "so",
+        "that",
+        "this",
+        "there",
+        "should",
+        "please",
+        "now",
+        "into",
+        "onto",
+        "for",
+        "from",
+        "by",
+        "as",
+        "put",
+        "place",
+        "add",
+        "insert",
+        "remove",
+        "erase",
+        "delete",
+        "take",
+        "away",
+        "get",
+        "rid",
+        "swap",
+        "replace",
+        "change",
+        "make",
+        "turn",
+        "switch",
+        "set",
+        "let",
+        "have",
+        "image",
+        "picture",
+        "photo",
+        "photograph",
+        "scene",
+        "side",
+        "part",
+        "corner",
+        "area",
+        "left",
+        "right",
+        "upper",
+        "lower",
+        "top",
+        "bottom",
+        "middle",
+        "center",
+    ]
+)
+
+
+def same_request(original: str, reworded: str) -> bool:
+    """Whether a rewording asks for nothing new: every word stands in the original or is a function or edit word."""
+    known = set(re.findall(r"[a-z]+", original.lower())) | _FUNCTION_WORDS
+    return set(re.findall(r"[a-z]+", reworded.lower())) <= known
