@@ -60,15 +60,15 @@ def list_models(stack: Annotated[StackName | None, typer.Option(help="Only this 
                 table.add_row(row["id"], row["role"], decimal(row["bytes"]), row["licence"],
                               "yes" if row["present"] else "no")
         console.print(table)
-    console.print(f"Weights live in {store.cache_dir}. `editfoundry models pull` fetches the embedded stack; --json says more "
-                  "about sources and licences.",
-                  highlight=False, soft_wrap=True)
+    console.print(f"Weights live in {store.cache_dir}. `editfoundry models pull` fetches the embedded stack; "
+                  "--json says more about sources and licences.", highlight=False, soft_wrap=True)
 
 
 def _row(store: Store, model: str) -> dict[str, Any]:
     entry = store.manifest.entry(model)
     return {"id": model, "role": entry.role, "use": entry.use, "bytes": entry.bytes, "licence": entry.licence,
-            "licence_note": entry.licence_note, "stack": entry.stack, "source": store.manifest.source_of(model), "present": store.present(model)}
+            "licence_note": entry.licence_note, "stack": entry.stack,
+            "source": store.manifest.source_of(model), "present": store.present(model)}
 
 
 @app.command("pull")
