@@ -1,0 +1,197 @@
+"""`editfoundry doctor`: what is installed, which weights are present, and what each enables.
+
+A part that is absent is a fact; a part that the embedded stack needs and that is missing, outside its version range, not
+importable or damaged is a fault, and makes the exit code 1.
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Column, Table
+
+from editfoundry import __version__
+from editfoundry.core.errors import ModelMissing
+from editfoundry.models.store import ModelCorruptError, Store
+from editfoundry.photographs import photographs_home, photographs_present
+
+IMPORT_SECONDS = 120
+EXTRAS = {"full": "the full-size models", "train": "training", "eval": "evaluation", "rate": "the rating page",
+          "ray": "running on a Ray cluster", "dev": "tests and checks", "docs": "these documents as a site"}
+PROGRAMS = {"chromium": "the tests that look at pages in a browser",
+            "apt-get": "photographs and cut-outs from Debian packages",
+            "dpkg": "unpacking them without installing"}
+IMPORTER = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+        fault = ""
+    except Exception as error:
+        fault = f"{type(error).__name__}: {error}"
+    print(json.dumps([name, fault]), flush=True)
+"""
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+@app.callback(invoke_without_command=True)
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")] = False) -> None:
+    """Say what is installed, which weights are present, and what each enables; exit 1 if a needed part is broken."""
+    findings = examine(Store())
+    if as_json:
+        typer.echo(json.dumps(findings, indent=2))
+    else:
+        _show(findings)
+    raise typer.Exit(1 if findings["faults"] else 0)
+
+
+def examine(store: Store) -> dict[str, Any]:
+    """Everything the command reports, as plain data; `faults` holds one sentence per broken part."""
+    packages = _packages()
+    broken = broken_imports([row["name"] for row in packages if row["extra"] == "core" and row["version"]])
+    weights = [_weights(store, model) for model in store.manifest.models]
+    faults = [f"package {row['name']}: {row['state']}; run `pip install '{row['name']}{row['needs']}'`"
+              for row in packages if row["extra"] == "core" and row["state"] != "ok"]
+    faults += [f"package {name}: installed, but its import fails ({fault})" for name, fault in broken.items()]
+    faults += [row["fault"] for row in weights if row["fault"]]
+    return {
+        "editfoundry": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": _machine(store.cache_dir),
+        "packages": packages,
+        "programs": {name: shutil.which(name) for name in PROGRAMS},
+        "models": {"cache": str(store.cache_dir), "weights": weights},
+        "photographs": {"home": str(photographs_home()), "present": photographs_present()},
+        "faults": faults,
+    }
+
+
+def _packages() -> list[dict[str, str]]:
+    """One row per requirement and extra: name, what is needed, the installed version ("" if absent), and its state."""
+    rows = []
+    for line in metadata.requires("editfoundry") or []:
+        requirement = Requirement(line)
+        extras = [extra for extra in EXTRAS if requirement.marker and requirement.marker.evaluate({"extra": extra})]
+        for extra in extras or ["core"]:
+            rows.append({"extra": extra, "name": requirement.name, "needs": str(requirement.specifier),
+                         **_installed(requirement)})
+    return rows
+
+
+def _installed(requirement: Requirement) -> dict[str, str]:
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        return {"version": "", "state": "not installed"}
+    inside = requirement.specifier.contains(version, prereleases=True)
+    return {"version": version, "state": "ok" if inside else f"{version} is outside {requirement.specifier}"}
+
+
+def broken_imports(distributions: list[str]) -> dict[str, str]:
+    """Distributions whose modules cannot be imported, and why. Done in a child: a broken binary may kill its process."""
+    owners = {module: distribution for distribution in distributions for module in _modules(distribution)}
+    child = subprocess.run([sys.executable, "-c", IMPORTER, *owners], capture_output=True, text=True, check=False,
+                           timeout=IMPORT_SECONDS)
+    answers = dict(json.loads(line) for line in child.stdout.splitlines() if line.startswith("["))
+    broken = {owners[module]: fault for module, fault in answers.items() if fault}
+    if child.returncode != 0:
+        culprit = next(module for module in owners if module not in answers)
+        broken[owners[culprit]] = f"the process ended with code {child.returncode}"
+    return broken
+
+
+def _modules(distribution: str) -> Iterator[str]:
+    wanted = canonicalize_name(distribution)
+    names = [module for module, owners in metadata.packages_distributions().items()
+             if wanted in {canonicalize_name(owner) for owner in owners}]
+    yield from [name for name in names if not name.startswith("_")] or names
+
+
+def _weights(store: Store, model: str) -> dict[str, Any]:
+    entry = store.manifest.entry(model)
+    fault = ""
+    try:
+        store.path(model)
+        present = True
+    except ModelMissing:
+        present = False
+    except ModelCorruptError as error:
+        present, fault = False, str(error)
+    return {"id": model, "stack": entry.stack, "role": entry.role, "enables": entry.use, "bytes": entry.bytes,
+            "present": present, "fault": fault}
+
+
+def _machine(cache: Path) -> dict[str, Any]:
+    """Cores this process may use, and bytes: memory (all, available), disk free where the cache and the run would be."""
+    memory = psutil.virtual_memory()
+    existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    return {"cores": len(os.sched_getaffinity(0)), "memory": memory.total, "memory_available": memory.available,
+            "disk_free_cache": shutil.disk_usage(existing).free, "disk_free_here": shutil.disk_usage(Path.cwd()).free}
+
+
+def _show(findings: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    machine = findings["machine"]
+    console.print(f"editfoundry {findings['editfoundry']}, Python {findings['python']}, {findings['platform']}")
+    console.print(f"{machine['cores']} cores, {decimal(machine['memory'])} memory "
+                  f"({decimal(machine['memory_available'])} available), {decimal(machine['disk_free_here'])} free here, "
+                  f"{decimal(machine['disk_free_cache'])} free at the model cache")
+    _show_packages(console, findings["packages"])
+    _show_programs(console, findings["programs"])
+    _show_weights(console, findings["models"])
+    _show_photographs(console, findings["photographs"])
+    for fault in findings["faults"]:
+        console.print(f"fault: {fault}", soft_wrap=True)
+    console.print("Something the embedded stack needs is broken." if findings["faults"] else "Nothing is broken.")
+
+
+def _show_packages(console: Console, packages: list[dict[str, str]]) -> None:
+    table = Table(Column("extra", no_wrap=True), "installed", "missing", "enables", box=SIMPLE, title="packages",
+                  title_justify="left")
+    for extra, purpose in {"core": "building datasets with the embedded stack", **EXTRAS}.items():
+        rows = [row for row in packages if row["extra"] == extra]
+        missing = [row["name"] if not row["version"] else f"{row['name']} ({row['state']})"
+                   for row in rows if row["state"] != "ok"]
+        table.add_row(extra, f"{sum(row['state'] == 'ok' for row in rows)} of {len(rows)}", ", ".join(missing), purpose)
+    console.print(table)
+
+
+def _show_programs(console: Console, programs: dict[str, str | None]) -> None:
+    table = Table("program", "where", "enables", box=SIMPLE, title="programs", title_justify="left")
+    for name, where in programs.items():
+        table.add_row(name, where or "not found", PROGRAMS[name])
+    console.print(table)
+
+
+def _show_weights(console: Console, models: dict[str, Any]) -> None:
+    for stack in dict.fromkeys(row["stack"] for row in models["weights"]):
+        table = Table(Column("role"), Column("model", no_wrap=True), "here", "enables", box=SIMPLE,
+                      title=f"weights of the {stack} stack", title_justify="left")
+        for row in sorted((row for row in models["weights"] if row["stack"] == stack), key=lambda row: str(row["role"])):
+            here = "yes" if row["present"] else "damaged" if row["fault"] else "no"
+            table.add_row(row["role"], row["id"], here, row["enables"])
+        console.print(table)
+    if not all(row["present"] for row in models["weights"] if row["stack"] == "embedded"):
+        console.print("`editfoundry models pull` fetches the missing weights of the embedded stack.")
+
+
+def _show_photographs(console: Console, photographs: dict[str, Any]) -> None:
+    console.print(f"photographs ({photographs['home']}):", soft_wrap=True)
+    for origin, count in photographs["present"].items():
+        console.print(f"  {count:>4}  {origin}")

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# From a fresh clone to a checked edit dataset: environment, weights, photographs, run, report.
+# Arguments are passed to `editfoundry quickstart`, for example: ./scripts/quickstart.sh -o runs/mine --workers 4
+source "$(dirname "${BASH_SOURCE[0]}")/_environment.sh"
+
+environment requirements.lock
+materials
+say "building the dataset"
+exec editfoundry quickstart "$@"
