@@ -1,7 +1,7 @@
 """`editfoundry doctor`: what is installed, which weights are present, and what each enables.
 
-A part that is absent is a fact; a part that the embedded stack needs and that is missing, outside its version range, not
-importable or damaged is a fault, and makes the exit code 1.
+A part that is absent is a fact; a part of the embedded stack that is missing from the installation, outside its version
+range, not importable or damaged is a fault, and makes the exit code 1. Weights not pulled yet are a fact.
 """
 
 import json
@@ -104,7 +104,7 @@ def _installed(requirement: Requirement) -> dict[str, str]:
 
 
 def broken_imports(distributions: list[str]) -> dict[str, str]:
-    """Distributions whose modules cannot be imported, and why. Done in a child: a broken binary may kill its process."""
+    """Distributions whose modules cannot be imported, and why. Done in a child, which a broken binary may kill."""
     owners = {module: distribution for distribution in distributions for module in _modules(distribution)}
     child = subprocess.run([sys.executable, "-c", IMPORTER, *owners], capture_output=True, text=True, check=False,
                            timeout=IMPORT_SECONDS)
@@ -138,7 +138,7 @@ def _weights(store: Store, model: str) -> dict[str, Any]:
 
 
 def _machine(cache: Path) -> dict[str, Any]:
-    """Cores this process may use, and bytes: memory (all, available), disk free where the cache and the run would be."""
+    """Cores this process may use; bytes of memory, and free on the disks of the model cache and of this directory."""
     memory = psutil.virtual_memory()
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     return {"cores": len(os.sched_getaffinity(0)), "memory": memory.total, "memory_available": memory.available,
@@ -150,8 +150,8 @@ def _show(findings: dict[str, Any]) -> None:
     machine = findings["machine"]
     console.print(f"editfoundry {findings['editfoundry']}, Python {findings['python']}, {findings['platform']}")
     console.print(f"{machine['cores']} cores, {decimal(machine['memory'])} memory "
-                  f"({decimal(machine['memory_available'])} available), {decimal(machine['disk_free_here'])} free here, "
-                  f"{decimal(machine['disk_free_cache'])} free at the model cache")
+                  f"({decimal(machine['memory_available'])} available), "
+                  f"{decimal(machine['disk_free_here'])} free here, {decimal(machine['disk_free_cache'])} free at the model cache")
     _show_packages(console, findings["packages"])
     _show_programs(console, findings["programs"])
     _show_weights(console, findings["models"])
@@ -183,7 +183,8 @@ def _show_weights(console: Console, models: dict[str, Any]) -> None:
     for stack in dict.fromkeys(row["stack"] for row in models["weights"]):
         table = Table(Column("role"), Column("model", no_wrap=True), "here", "enables", box=SIMPLE,
                       title=f"weights of the {stack} stack", title_justify="left")
-        for row in sorted((row for row in models["weights"] if row["stack"] == stack), key=lambda row: str(row["role"])):
+        rows = [row for row in models["weights"] if row["stack"] == stack]
+        for row in sorted(rows, key=lambda row: str(row["role"])):
             here = "yes" if row["present"] else "damaged" if row["fault"] else "no"
             table.add_row(row["role"], row["id"], here, row["enables"])
         console.print(table)

@@ -43,7 +43,8 @@ def test_a_damaged_weight_is_a_fault_with_its_remedy(empty_store: Store) -> None
 
 
 def test_a_package_whose_import_fails_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, body in {"fine": "", "faulty": "raise OSError('libmissing.so')", "deadly": "import os; os._exit(9)"}.items():
+    bodies = {"fine": "", "faulty": "raise OSError('libmissing.so')", "deadly": "import os; os._exit(9)"}
+    for name, body in bodies.items():
         (tmp_path / f"{name}_module.py").write_text(body)
         info = tmp_path / f"{name}-1.0.dist-info"
         info.mkdir()

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-LOCAL = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "runs", "site", "dist", "build",
-                               "*.egg-info")
+LOCAL = shutil.ignore_patterns(".git", ".venv", ".*_cache", ".hypothesis", "__pycache__", "runs", "site", "dist",
+                               "build", "*.egg-info")
 DATA = (".yaml", ".json", ".html", ".css", ".js", ".jinja", ".typed")
 FROM_WHEEL = """
 import editfoundry.data_engine.pipeline
