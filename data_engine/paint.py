@@ -44,9 +44,9 @@ _SIMILAR = {
     "blue": {"blue", "turquoise", "purple"},
     "purple": {"purple", "pink", "blue"},
     "pink": {"pink", "red", "purple"},
-    "turquoise": {"turquoise", "green", "blue"},
+    "turquoise": {"turquoise", "teal", "green", "blue"},
     "gold": {"gold", "yellow", "orange", "brown"},
-    "silver": {"silver", "grey", "white"},
+    "silver": {"silver", "gray", "white"},
     "copper": {"copper", "brown", "orange"},
 }
 

@@ -25,7 +25,8 @@ def swapped(
     x0, y0 = centre - width / 2, bottom - height
     fits = (
         placement.zone in new.zones
-        and min(width, height) >= MIN_SIDE
+        and max(width, height) >= MIN_SIDE
+        and min(width, height) >= MIN_SIDE / 2
         and height <= MAX_UPSCALE * new.height
         and area_ratio[0] <= width * height / box.area <= area_ratio[1]
         and x0 >= FRAME_MARGIN
