@@ -2,7 +2,7 @@
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -64,7 +64,7 @@ class Meter:
         self.refused.clear()
 
 
-class Artifacts(Mapping[str, Any]):
+class Artifacts(ABC):
     """Read access to what is committed, given to `setup`: rows of barrier artifacts, tar members of any shard."""
 
     @abstractmethod

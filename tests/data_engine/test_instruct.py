@@ -1,0 +1,199 @@
+"""Planning: seeded, accounted for, inside one split, worded by the configured templates and checked."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from editfoundry.core.config import validate
+from editfoundry.core.errors import ConfigError
+from editfoundry.data_engine.config import RunConfig
+from editfoundry.data_engine.conversations import plan_conversation
+from editfoundry.data_engine.recipes.base import Plan, Refused
+from editfoundry.data_engine.records import Donor, Region, Reject, Sample, Source, Zone
+from editfoundry.data_engine.stages.base import Artifacts, Item
+from editfoundry.data_engine.stages.instruct import Instruct
+from editfoundry.data_engine.taxonomy import CONVERSATION_WORDS, TYPES
+
+LABELS = ("rooster", "red ball", "green crate", "blue mug", "gray stone", "black cat", "white goose", "yellow lemon")
+
+
+class Library(Artifacts):
+    """A catalogue in memory: the far side of the stage."""
+
+    def __init__(self, donors: list[Donor]) -> None:
+        self.donors = donors
+
+    def rows(self, stage: str) -> Iterator[dict[str, Any]]:
+        assert stage == "catalogue"
+        return iter([d.model_dump(mode="json") for d in self.donors])
+
+    def blob(self, stage: str, shard: int, record_id: str, member: str) -> bytes:
+        raise AssertionError("planning reads no pixels")
+
+
+def donors(split: str = "train") -> list[Donor]:
+    return [
+        Donor(
+            sha256=f"{split[0]}{i}".rjust(64, "0"),
+            kind="cutout",
+            label=label,
+            zones=("surface",),
+            height_m=0.2,
+            width=160,
+            height=160,
+            colour=label.split()[0],
+            split=split,
+        )
+        for i, label in enumerate(LABELS)
+    ]
+
+
+def source(index: int = 0, **changes: Any) -> Source:
+    base = Source(
+        id=f"{index:016x}",
+        sha256=f"{index:064x}",
+        uri=f"{index}.jpg",
+        grid=(640, 448),
+        zones=(Zone(kind="surface", box=(10, 220, 630, 440), width_m=1.2, origin="manifest"),),
+    )
+    return base.model_copy(update=changes)
+
+
+def config(**instruct: Any) -> RunConfig:
+    return validate(RunConfig, {"ingest": {"sources": [{"path": "photos"}]}, "instruct": instruct}, "test")
+
+
+def planned(of: Source, donor_list: list[Donor] | None = None, **instruct: Any) -> list[Item | Reject]:
+    stage = Instruct(config(**instruct))
+    stage.setup(Library(donors() if donor_list is None else donor_list))
+    return stage.process([Item(of)])[0]
+
+
+def samples(outcome: list[Item | Reject]) -> list[Sample]:
+    return [part.record for part in outcome if isinstance(part, Item)]
+
+
+EVERYTHING = {
+    "donor_rates": {
+        n: 2 for n in ("add", "remove", "replace", "adjust", "extract", "visual", "compose", "move", "resize", "count")
+    },
+    "conversation_rates": {k: 2 for k in CONVERSATION_WORDS},
+}
+
+
+def test_everything_planned_is_worded_and_keyed() -> None:
+    found = samples(planned(source(), **EVERYTHING))
+    assert len({s.id for s in found}) == len(found) >= 20
+    for sample in found:
+        assert set(sample.id) <= set("0123456789abcdefghijklmnopqrstuvwxyz_")
+        for turn in sample.turns:
+            assert 1 <= len(turn.instruction.split()) <= 30 and turn.type in TYPES
+
+
+def test_plans_do_not_depend_on_batch_or_company() -> None:
+    stage = Instruct(config(**EVERYTHING))
+    stage.setup(Library(donors()))
+    together = stage.process([Item(source(1)), Item(source(2))])
+    assert [samples(o) for o in together] == [samples(planned(source(i), **EVERYTHING)) for i in (1, 2)]
+
+
+def test_adding_a_type_leaves_the_other_plans_alone() -> None:
+    few = {s.id: s for s in samples(planned(source(), donor_rates={"add": 1}, conversation_rates={}))}
+    more = {s.id: s for s in samples(planned(source(), donor_rates={"add": 1, "remove": 1}, conversation_rates={}))}
+    assert few.items() <= more.items() and len(more) > len(few)
+
+
+def test_fractional_rates_are_chances() -> None:
+    made = [
+        len(samples(planned(source(i), donor_rates={"add": 0.5}, conversation_rates={}, photograph_rates={})))
+        for i in range(60)
+    ]
+    assert set(made) == {0, 1} and 18 <= sum(made) <= 42
+
+
+def test_a_source_only_meets_donors_of_its_own_split() -> None:
+    both = donors("train") + donors("val")
+    for split in ("train", "val"):
+        allowed = {d.sha256 for d in both if d.split == split}
+        for sample in samples(planned(source(split=split), both, **EVERYTHING)):
+            assert sample.split == split and set(sample.donors) <= allowed
+
+
+def test_a_source_with_no_place_and_no_object_is_rejected_with_reasons() -> None:
+    outcome = planned(source(zones=()), photograph_rates={}, conversation_rates={}, donor_rates={"add": 1})
+    assert [(r.unit, r.reason) for r in outcome] == [("candidate", "no_zone"), ("source", "nothing_planned")]
+
+
+def test_templates_can_be_replaced_and_enter_the_fingerprint() -> None:
+    mine = planned(
+        source(),
+        donor_rates={"add": 1},
+        conversation_rates={},
+        photograph_rates={},
+        templates={"add": ["Kindly add {a_object}."]},
+    )
+    assert samples(mine)[0].turns[0].instruction.startswith("Kindly add a")
+    assert Instruct(config()).settings() != Instruct(config(templates={"add": ["Kindly add {a_object}."]})).settings()
+
+
+def test_a_template_that_forgets_the_object_is_refused() -> None:
+    outcome = planned(
+        source(),
+        donor_rates={"add": 1},
+        conversation_rates={},
+        photograph_rates={},
+        templates={"add": ["Add something."]},
+    )
+    assert [r.reason for r in outcome if isinstance(r, Reject)] == ["bad_instruction", "nothing_planned"]
+
+
+def test_unsure_nouns_have_no_way_in() -> None:
+    unsure = Region(
+        id="r0",
+        label="mouse",
+        kind="object",
+        box=(10, 10, 100, 100),
+        detector="ssd",
+        detector_score=0.9,
+        qualified=False,
+    )
+    for sample in samples(planned(source(regions=(unsure,)), **EVERYTHING)):
+        assert all("mouse" not in turn.instruction for turn in sample.turns)
+
+
+@pytest.mark.parametrize("key", ["donor_rates", "photograph_rates", "templates"])
+def test_unknown_types_are_named(key: str) -> None:
+    with pytest.raises(ConfigError, match="teleport"):
+        config(**{key: {"teleport": ["x"] if key == "templates" else 1}})
+
+
+def graphs(kind: str) -> Iterator[Any]:
+    for seed in range(12):
+        plan = Plan(source(), donors(), [], [], np.random.default_rng(seed))
+        try:
+            yield plan_conversation(kind, plan, CONVERSATION_WORDS[kind])
+        except Refused:
+            continue
+
+
+def test_content_memory_states_a_premise_that_no_turn_repeats() -> None:
+    found = list(graphs("content_memory"))
+    assert len(found) >= 6
+    for graph in found:
+        assert graph.premise and [t.parent for t in graph.turns] == [0, 1]
+        assert not {"left", "right"} & {w for t in graph.turns for text in t.templates for w in text.split()}
+
+
+def test_content_understanding_is_a_chain_of_add_adjust_and_remove_or_replace() -> None:
+    for graph in graphs("content_understanding"):
+        assert [t.parent for t in graph.turns] == [0, 1, 2]
+        assert [t.type for t in graph.turns][:2] == ["add", "adjust"] and graph.turns[2].type in {"remove", "replace"}
+
+
+def test_version_backtracking_returns_to_the_first_result() -> None:
+    for graph in graphs("version_backtracking"):
+        assert [t.type for t in graph.turns] == ["add", "replace", "adjust"]
+        assert [t.parent for t in graph.turns] == [0, 1, 1]
+        assert graph.turns[2].draft.target_label == graph.turns[0].draft.target_label
