@@ -1,0 +1,195 @@
+"""`editfoundry data`: build, check, export and report edit datasets."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from editfoundry.core.config import load_config
+from editfoundry.core.errors import UsageError
+from editfoundry.core.hashing import canonical_json
+from editfoundry.data_engine.audit import Finding, Funnel, funnel, verify
+from editfoundry.data_engine.export import FORMATS, SPLIT_BYTES, export
+from editfoundry.data_engine.forget import forget
+from editfoundry.data_engine.repair import repair
+from editfoundry.data_engine.rundir import RunDir, State
+from editfoundry.data_engine.stats import Stats, stats
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
+                  help="Build, check, export and report edit datasets.")
+
+EXECUTORS = ("local",)
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+@app.command("run")
+def run_command(
+    config: Annotated[str, typer.Option("-c", "--config", help="Configuration file, or the name of a packaged one.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the run; an unfinished run resumes.")],
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes. The result is the same for any number.")] = 1,
+    executor: Annotated[str, typer.Option(help="Where the work runs: local.")] = "local",
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE",
+                                                        help="Override a setting; repeatable.")] = None,
+) -> None:
+    """Make a dataset from photographs, or go on where an earlier run stopped."""
+    from editfoundry.data_engine.config import RunConfig
+    from editfoundry.data_engine.runner import run
+
+    if executor not in EXECUTORS:
+        raise UsageError(f"--executor {executor}: unknown; available: {', '.join(EXECUTORS)}")
+    dataset = run(load_config(RunConfig, config, overrides or ()), output, workers=workers)
+    _say(f"dataset: {dataset}\nfunnel:  editfoundry data funnel {output}\nreport:  editfoundry data report {output}")
+
+
+@app.command("funnel")
+def funnel_command(
+    run: Run,
+    check: Annotated[bool, typer.Option("--check", help="Exit 1 unless every source is accounted for.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show how many sources every stage took in, accepted and rejected, and why."""
+    result = funnel(RunDir.existing(run))
+    if as_json:
+        typer.echo(result.to_json())
+    else:
+        Console(markup=False).print(_funnel_table(result))
+    for problem in result.problems:
+        _say(f"problem: {problem}")
+    if check and result.problems:
+        raise typer.Exit(1)
+
+
+@app.command("verify")
+def verify_command(run: Run, as_json: Json = False) -> None:
+    """Hash every committed file and the dataset again; exit 1 if anything is changed, missing or extra."""
+    findings = verify(RunDir.existing(run))
+    _print_findings(findings, as_json)
+    if findings:
+        raise typer.Exit(1)
+    _say(f"{run}: every file is as recorded")
+
+
+@app.command("repair")
+def repair_command(run: Run, workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1) -> None:
+    """Delete what `verify` finds broken, make it again, and publish again."""
+    from editfoundry.data_engine.config import RunConfig
+    from editfoundry.data_engine.runner import run as run_pipeline
+
+    folder = RunDir.existing(run)
+    config = load_config(RunConfig, folder.config_file)
+
+    def rerun(state: State) -> None:
+        run_pipeline(config, run, workers=workers, known=state)
+
+    findings = repair(folder, rerun)
+    _print_findings(findings, as_json=False)
+    _say(f"{run}: {len(findings)} problems repaired" if findings else f"{run}: nothing to repair")
+
+
+@app.command("forget")
+def forget_command(
+    run: Run,
+    digest: Annotated[str, typer.Option("--sha256", metavar="H", help="SHA-256 of the photograph or donor.")] = "",
+    url: Annotated[str, typer.Option("--url", metavar="U", help="Its source URL, or its address in the run.")] = "",
+) -> None:
+    """Remove a source and everything made from it from every artifact of the run, for good."""
+    if bool(digest) == bool(url):
+        raise UsageError("data forget: give either --sha256 H or --url U")
+    done = forget(RunDir.existing(run), digest or url)
+    _say(f"{run}: forgot {done.sources} source(s); {done.rows} rows removed, {done.shards} shards compacted. "
+         f"The report was deleted: `editfoundry data report {run}` writes it again")
+
+
+@app.command("stats")
+def stats_command(run: Run, as_json: Json = False) -> None:
+    """Show what the dataset holds and what making it cost."""
+    result = stats(RunDir.existing(run))
+    if as_json:
+        typer.echo(result.to_json())
+    else:
+        for table in _stats_tables(result):
+            Console(markup=False).print(table)
+
+
+@app.command("export")
+def export_command(
+    run: Run,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write.", show_default=False)],
+    layout: Annotated[str, typer.Option("--format", help=f"Layout: {' or '.join(FORMATS)}.")],
+    split_bytes: Annotated[int, typer.Option(min=512, help="Size of the parts of an ImgEdit tar.")] = SPLIT_BYTES,
+) -> None:
+    """Write the dataset in another layout."""
+    _say(f"exported to {export(RunDir.existing(run), layout, out, split_bytes)}")
+
+
+@app.command("report")
+def report_command(run: Run) -> None:
+    """Write a self-contained HTML page about the run."""
+    from editfoundry.data_engine.report import write_report
+
+    typer.echo(write_report(run))
+
+
+def _print_findings(findings: list[Finding], as_json: bool) -> None:
+    if as_json:
+        typer.echo(canonical_json([finding.model_dump(mode="json") for finding in findings]))
+        return
+    for finding in findings:
+        typer.echo(finding.line())
+
+
+def _funnel_table(result: Funnel) -> Table:
+    columns = ("stage", "shards", "inputs", "accepted", "rejected", "outputs", "rejected because", "parts rejected")
+    table = _table("", columns, text=("stage", *columns[-2:]))
+    for row in result.rows:
+        parts = [f"{unit}: {_reasons(reasons)}" for unit, reasons in row.parts.items()]
+        table.add_row(f"{row.stage}{' *' if row.barrier else ''}", f"{row.shards}/{row.expected_shards}",
+                      str(row.inputs), str(row.accepted), str(row.rejected), str(row.outputs), _reasons(row.rejects),
+                      "; ".join(parts))
+    table.caption = "* gathers all shards into one artifact"
+    return table
+
+
+def _stats_tables(result: Stats) -> list[Table]:
+    counts = _table("Dataset", ("what", "value"), text=("what",))
+    facts: dict[str, Any] = {
+        "edges": result.edges, "conversations": _reasons(result.conversations) or "none", "turns": result.turns,
+        "origins": _reasons(result.origins), "splits": _reasons(result.splits), "licences": _reasons(result.licences),
+        "photographs": result.photographs, "distinct scenes": result.distinct_scenes,
+        "photographs with short side ≥ 1000": result.large_photographs,
+        "largest share of one photograph": f"{result.largest_photograph_share:.1%}",
+        "unique instruction tokens": result.unique_tokens, "words an instruction": result.words_per_instruction,
+        "sizes": _reasons(result.sizes), "stack": ", ".join(result.stacks),
+        "proposed gate order": ", ".join(result.proposed_gate_order) or "none measured",
+    }
+    for name, value in facts.items():
+        counts.add_row(name, str(value))
+    types = _table("Single edits by type", ("type", "edits", "share"), text=("type",))
+    for name, count in result.pairs.items():
+        types.add_row(name, str(count), f"{result.pair_shares[name]:.1%}")
+    elapsed = _table("Worker seconds by stage", ("stage", "seconds"), text=("stage",))
+    for name, seconds in result.elapsed_s.items():
+        elapsed.add_row(name, f"{seconds:.1f}")
+    gates = _table("Gates", ("gate", "calls", "ms a call", "refused", "rate"), text=("gate",))
+    for gate in result.gates:
+        gates.add_row(gate.name, str(gate.calls), f"{gate.seconds_per_call * 1000:.1f}", str(gate.refused),
+                      f"{gate.refusal_rate:.1%}")
+    return [counts, types, elapsed, *([gates] if result.gates else [])]
+
+
+def _table(title: str, columns: tuple[str, ...], text: tuple[str, ...]) -> Table:
+    table = Table(title=title or None, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column in text else "right", overflow="fold")
+    return table
+
+
+def _reasons(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
