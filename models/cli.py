@@ -80,7 +80,7 @@ def pull_models(ids: Annotated[list[str] | None, typer.Argument(help="Model ids;
                 as_json: AsJson = False) -> None:
     """Fetch weights into the model cache. Present ones are left alone, so an interrupted pull can be repeated."""
     store = Store()
-    with _PullProgress() as progress:
+    with PullProgress() as progress:
         outcomes = store.pull(ids or (), stack=stack.value, verify=verify, progress=progress.update)
     if as_json:
         typer.echo(json.dumps({"cache": str(store.cache_dir), "models": outcomes}, indent=2))
@@ -98,7 +98,7 @@ def model_path(model: Annotated[str | None, typer.Argument(help="Model id; none 
     typer.echo(str(store.path(model)) if model else str(store.cache_dir))
 
 
-class _PullProgress:
+class PullProgress:
     """One bar with speed and time left for each download; silent when stderr is not a terminal."""
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class _PullProgress:
                               TimeRemainingColumn(), console=stderr, disable=not stderr.is_terminal)
         self._tasks: dict[str, TaskID] = {}
 
-    def __enter__(self) -> "_PullProgress":
+    def __enter__(self) -> "PullProgress":
         self._bars.start()
         return self
 

@@ -13,7 +13,7 @@ def snapshot(source: str, patterns: Sequence[str], target: Path) -> str:
     accepted licence and a token).
     """
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HTTPError  # of the HTTP client it uses; hub errors and refused connections alike
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # its HTTP client's base error
 
     repository = source.removeprefix("hf:")
     try:

@@ -119,12 +119,16 @@ class Store:
         wanted = [*dict.fromkeys(models)] or self.manifest.ids(stack)
         for model in wanted:
             self.manifest.entry(model)
-        self.cache_dir.mkdir(parents=True, exist_ok=True)
-        with FileLock(self.cache_dir / ".lock"):
-            for stale in self.cache_dir.glob(".staging-*"):
-                shutil.rmtree(stale)
-            outcomes = {model: self._needed(model, verify) for model in wanted}
-            self._fetch([model for model, outcome in outcomes.items() if outcome != "present"], progress)
+        try:
+            self.cache_dir.mkdir(parents=True, exist_ok=True)
+            with FileLock(self.cache_dir / ".lock"):
+                for stale in self.cache_dir.glob(".staging-*"):
+                    shutil.rmtree(stale)
+                outcomes = {model: self._needed(model, verify) for model in wanted}
+                self._fetch([model for model, outcome in outcomes.items() if outcome != "present"], progress)
+        except OSError as error:
+            raise FetchError(f"models: cannot write to {self.cache_dir}: {error.strerror}; free space there, or set "
+                             "EDITFOUNDRY_CACHE to another directory") from error
         return outcomes
 
     def _needed(self, model: str, verify: bool) -> Outcome:

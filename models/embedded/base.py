@@ -42,16 +42,21 @@ class EmbeddedModel:
         raise NotImplementedError
 
 
-def onnx_session(path: str) -> Any:
+def onnx_session(path: str, *, precise: bool = True) -> Any:
     """An onnxruntime CPU session with one thread: the thread count changes the last bits of some models.
 
     Quantised kernels run in their precise form. The default one saturates on processors that have AVX2 without VNNI,
     which ruins int8 transformers there: two frames of one scene then match worse than two unrelated photographs.
+    `precise=False` is for networks in which one quantised tensor serves several nodes: onnxruntime refuses to load
+    those in the precise form.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.enable_cpu_mem_arena = False  # the arena keeps the peak: two to three times the memory for a tenth of time
+    options.enable_mem_pattern = False
     options.log_severity_level = 3
-    options.add_session_config_entry("session.x64quantprecision", "1")
+    if precise:
+        options.add_session_config_entry("session.x64quantprecision", "1")
     return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])

@@ -41,7 +41,7 @@ class BrisqueScorer(EmbeddedModel):
         self._svm = svmutil.svm_load_model(str(self.store.path("brisque-svm")))
 
     def quality(self, image: Image) -> float:
-        """Score of a uint8 RGB image [H, W, 3], lower is better; measured at no more than 1,024 pixels on the long side.
+        """Score of a uint8 RGB image [H, W, 3], lower is better; measured at 1,024 pixels on the long side or less.
 
         A flat image (no local contrast at all) has no statistics to judge and gets 100. Raises ValueError for an image
         under 32 pixels on a side.

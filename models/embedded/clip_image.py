@@ -16,7 +16,8 @@ from editfoundry.models.store import Store
 
 INPUT_SIDE = 224
 DIMENSION = 512
-MEAN, STD = np.float32([0.48145466, 0.4578275, 0.40821073]), np.float32([0.26862954, 0.26130258, 0.27577711])
+MEAN = np.array([0.48145466, 0.4578275, 0.40821073], np.float32)
+STD = np.array([0.26862954, 0.26130258, 0.27577711], np.float32)
 
 
 class ClipImageEmbedder(EmbeddedModel):
@@ -42,7 +43,7 @@ class ClipImageEmbedder(EmbeddedModel):
         if not images:
             return np.zeros((0, DIMENSION), np.float32)
         vectors = np.stack([self._one(image) for image in images])
-        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))
+        return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), dtype=np.float32)
 
     def _one(self, image: Image) -> Float:
         shrinks = min(image.shape[:2]) > INPUT_SIDE

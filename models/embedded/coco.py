@@ -1,5 +1,7 @@
-"""The 91-entry COCO label list: the index is the class id. Entry 0 is the background; ids that the 80-class list dropped
-keep their place, so that an id never needs shifting."""
+"""The 91-entry COCO label list: the index is the class id.
+
+Entry 0 is the background; ids that the 80-class list dropped keep their place, so that an id never needs shifting.
+"""
 
 COCO_LABELS: tuple[str, ...] = (
     "background", "person", "bicycle", "car", "motorcycle", "airplane", "bus", "train", "truck", "boat",

@@ -1,8 +1,8 @@
 """ConSE (Norouzi et al. 2014): an image is placed among words by the words of its most probable classes.
 
-The image's vector is the mean of its ten best tags' word vectors, weighted by their probabilities; a text's score is the
-cosine with it. It is not CLIPScore and must not be called that: it knows a thousand nouns, and cannot see attributes,
-counts or relations.
+The image's vector is the mean of its ten best tags' word vectors, weighted by their probabilities; a text's score is
+the cosine with it. It is not CLIPScore and must not be called that: it knows a thousand nouns, and cannot see
+attributes, counts or relations.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ class ConseScorer(EmbeddedModel):
         tags = self._tagger.tag(image, TOP_TAGS)
         if not tags or not texts:
             return [0.0] * len(texts)
-        probabilities = np.float32([tag.score for tag in tags])
+        probabilities = np.array([tag.score for tag in tags], np.float32)
         vector = probabilities @ self._embedder.embed([tag.label for tag in tags])
         vector /= max(float(np.linalg.norm(vector)), 1e-12)
         return [float(value) for value in self._embedder.embed(texts) @ vector]

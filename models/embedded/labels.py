@@ -1,8 +1,8 @@
 """Words for classes, and which ImageNet classes support a COCO label.
 
-`imagenet_nouns.json` names the 1,000 ImageNet classes, in class order, by one short noun each, all different: mostly the
-first phrase of the class's synset, elsewhere a plainer or less ambiguous word ("rooster", not "cock"; "crane bird" and
-"construction crane").
+`imagenet_nouns.json` names the 1,000 ImageNet classes, in class order, by one short noun each, all different: mostly
+the first phrase of the class's synset, elsewhere a plainer or less ambiguous word ("rooster", not "cock"; "crane bird"
+and "construction crane").
 
 `SUPPORT` says which ImageNet classes count as evidence for a COCO label. A class supports a label when a photograph
 named with it shows the labelled object as its main part: an espresso is seen as a cup, a disk brake as part of a
@@ -13,7 +13,7 @@ and their absence says nothing.
 
 import json
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache
 from importlib import resources
 
 from editfoundry.models.protocols import Tag
@@ -98,14 +98,14 @@ SUPPORT: dict[str, tuple[int | range, ...]] = {
 }
 
 
-@lru_cache(maxsize=1)
+@cache
 def imagenet_nouns() -> tuple[str, ...]:
     """The 1,000 ImageNet classes as short nouns, in class order."""
     text = (resources.files("editfoundry.models.embedded") / "imagenet_nouns.json").read_text(encoding="utf-8")
     return tuple(json.loads(text))
 
 
-@lru_cache(maxsize=None)
+@cache
 def supporting(coco_label: str) -> frozenset[str]:
     """The nouns of the ImageNet classes that support a COCO label; empty when there are none."""
     nouns = imagenet_nouns()

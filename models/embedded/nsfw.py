@@ -10,7 +10,7 @@ from editfoundry.models.protocols import Image
 from editfoundry.models.store import Store
 
 RESIZED, INPUT_SIDE = 256, 224
-MEAN_BGR = np.float32([104, 117, 123])
+MEAN_BGR = np.array([104, 117, 123], np.float32)
 
 
 class NsfwScorer(EmbeddedModel):
@@ -29,7 +29,7 @@ class NsfwScorer(EmbeddedModel):
         self._input = self._session.get_inputs()[0].name
 
     def unsafe(self, image: Image) -> float:
-        """Probability in [0, 1] for a uint8 RGB image [H, W, 3]; the outermost eighth is cropped away, as in training."""
+        """Probability in [0, 1] for a uint8 RGB image [H, W, 3]; its border (an eighth) is cropped away."""
         self.load()
         edge = (RESIZED - INPUT_SIDE) // 2
         pixels = cv2.resize(image, (RESIZED, RESIZED), interpolation=cv2.INTER_AREA)[edge:-edge, edge:-edge, ::-1]

@@ -20,7 +20,7 @@ class RapidOcrReader(EmbeddedModel):
 
     name = "rapidocr-ppocrv6"
 
-    def __init__(self, store: Store | None = None, threshold: float = 0.5) -> None:
+    def __init__(self, store: Store | None = None, threshold: float = 0.8) -> None:
         super().__init__(store)
         self.threshold = threshold
         self._engine: Any = None
@@ -40,7 +40,7 @@ class RapidOcrReader(EmbeddedModel):
         })
 
     def read(self, image: Image) -> list[TextLine]:
-        """Lines of text in a uint8 RGB image [H, W, 3], top to bottom, each with its score and upright box in pixels."""
+        """Lines of text in a uint8 RGB image [H, W, 3], top to bottom, with scores and upright boxes in pixels."""
         self.load()
         height, width = image.shape[:2]
         result = self._engine(np.ascontiguousarray(image[..., ::-1]))

@@ -11,7 +11,7 @@ import numpy as np
 
 from editfoundry.core.geometry import Box
 from editfoundry.models.embedded.base import EmbeddedModel
-from editfoundry.models.embedded.u2net import U2Net
+from editfoundry.models.embedded.u2net import U2Net, shared_network
 from editfoundry.models.protocols import Detection, Image
 from editfoundry.models.store import Store
 
@@ -34,7 +34,7 @@ class SalientObjectDetector(EmbeddedModel):
         self._net: U2Net
 
     def _load(self) -> None:
-        self._net = U2Net(str(self.store.path("u2netp")))
+        self._net = shared_network(str(self.store.path("u2netp")))
 
     def detect(self, image: Image, vocabulary: Sequence[str] | None = None) -> list[Detection]:
         """Salient regions of a uint8 RGB image [H, W, 3], best first; score is the mean saliency inside the region.
@@ -46,7 +46,8 @@ class SalientObjectDetector(EmbeddedModel):
             return []
         self.load()
         saliency = self._net.saliency(image)
-        count, regions, stats, _ = cv2.connectedComponentsWithStats((saliency > SALIENT).astype(np.uint8), connectivity=8)
+        salient = (saliency > SALIENT).astype(np.uint8)
+        count, regions, stats, _ = cv2.connectedComponentsWithStats(salient, connectivity=8)
         found = []
         for region in range(1, count):
             x, y, width, height, area = (int(value) for value in stats[region])

@@ -31,11 +31,13 @@ class SentenceEmbedder(EmbeddedModel):
         self._cached: Any = None
 
     def _load(self) -> None:
+        directory = str(self.store.path("all-minilm-l6-v2"))
         import torch
         from transformers import AutoModel, AutoTokenizer
+        from transformers.utils.logging import disable_progress_bar
 
         torch.set_num_threads(1)
-        directory = str(self.store.path("all-minilm-l6-v2"))
+        disable_progress_bar()
         self._tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
         self._model = AutoModel.from_pretrained(directory, local_files_only=True, use_safetensors=True).eval()
         self._cached = lru_cache(maxsize=CACHED_TEXTS)(self._embed_one)

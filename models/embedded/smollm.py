@@ -77,13 +77,13 @@ class SmolLmParaphraser(EmbeddedModel):
         self._model: Any = None
 
     def _load(self) -> None:
+        directory = str(self.store.path("smollm2-135m-instruct-q4").parent)
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
         from transformers.utils.logging import disable_progress_bar
 
         torch.set_num_threads(1)
         disable_progress_bar()
-        directory = str(self.store.path("smollm2-135m-instruct-q4").parent)
         self._tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=FILE, local_files_only=True)
         self._model = AutoModelForCausalLM.from_pretrained(directory, gguf_file=FILE, local_files_only=True,
                                                            dtype=torch.float32).eval()

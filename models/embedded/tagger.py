@@ -42,7 +42,8 @@ class EfficientNetTagger(EmbeddedModel):
         self._interpreter.set_tensor(given["index"], pixels[None])
         self._interpreter.invoke()
         scale, zero = answer["quantization"]
-        return (self._interpreter.get_tensor(answer["index"])[0].astype(np.float32) - zero) * np.float32(scale)
+        steps = self._interpreter.get_tensor(answer["index"])[0].astype(np.float32)
+        return np.asarray((steps - zero) * scale, dtype=np.float32)
 
     def tag(self, image: Image, top: int = 10) -> list[Tag]:
         """At most `top` classes of non-zero probability, best first; equal scores in class order."""

@@ -1,10 +1,11 @@
 """U2-Net-P (Qin et al. 2020), a salient-object network, used as a box-prompted segmenter.
 
-Inside a box that a detector drew, the salient object is the object. So: crop to the box plus a margin (the network needs
-to see some background), run, and keep what lies in the box. Overlapping instances are each segmented on their own.
+Inside a box that a detector drew, the salient object is the object. So: crop to the box plus a margin (the network
+needs to see some background), run, and keep what lies in the box. Overlapping instances are segmented one by one.
 """
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import cv2
@@ -16,7 +17,7 @@ from editfoundry.models.protocols import Float, Image, Segmentation
 from editfoundry.models.store import Store
 
 INPUT_SIDE = 320
-MEAN, STD = np.float32([0.485, 0.456, 0.406]), np.float32([0.229, 0.224, 0.225])
+MEAN, STD = np.array([0.485, 0.456, 0.406], np.float32), np.array([0.229, 0.224, 0.225], np.float32)
 MARGIN = 0.12
 
 
@@ -26,14 +27,23 @@ class U2Net:
     def __init__(self, path: str) -> None:
         self._session: Any = onnx_session(path)
         self._input: str = self._session.get_inputs()[0].name
+        self._output: str = self._session.get_outputs()[0].name
 
     def saliency(self, image: Image) -> Float:
         """Saliency in [0, 1], float32 [H, W], of a uint8 RGB image [H, W, 3] of any size and aspect ratio."""
         height, width = image.shape[:2]
         pixels = cv2.resize(image, (INPUT_SIDE, INPUT_SIDE), interpolation=cv2.INTER_AREA).astype(np.float32)
         pixels = (pixels / max(float(pixels.max()), 1e-6) - MEAN) / STD
-        output = self._session.run(None, {self._input: pixels.transpose(2, 0, 1)[None].astype(np.float32)})[0][0, 0]
-        return np.clip(cv2.resize(output, (width, height), interpolation=cv2.INTER_LINEAR), 0.0, 1.0)
+        batch = pixels.transpose(2, 0, 1)[None].astype(np.float32)
+        output = self._session.run([self._output], {self._input: batch})[0]
+        saliency = cv2.resize(output[0, 0], (width, height), interpolation=cv2.INTER_LINEAR)
+        return np.asarray(np.clip(saliency, 0.0, 1.0), dtype=np.float32)
+
+
+@cache
+def shared_network(path: str) -> U2Net:
+    """The network of a weight file, loaded once in a process however many models use it."""
+    return U2Net(path)
 
 
 class U2NetSegmenter(EmbeddedModel):
@@ -47,7 +57,7 @@ class U2NetSegmenter(EmbeddedModel):
         self._net: U2Net
 
     def _load(self) -> None:
-        self._net = U2Net(str(self.store.path("u2netp")))
+        self._net = shared_network(str(self.store.path("u2netp")))
 
     def segment(self, image: Image, boxes: Sequence[Box]) -> list[Segmentation]:
         """For each box (pixels) a float32 matte [H, W] in [0, 1] that is zero outside the box.
