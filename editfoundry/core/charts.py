@@ -4,7 +4,8 @@ Colours are stand-ins that `pages/base.css` replaces, so that one drawing follow
 """
 
 import io
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -15,13 +16,14 @@ NARROW = 300
 _INK, _SOFT, _ACCENT, _SECOND, _FAINT, _LINE = "#111111", "#222222", "#333333", "#444444", "#555555", "#666666"
 _COLOURS = (_ACCENT, _SECOND, _FAINT)
 _ROW_HEIGHT = 24
+_CHARACTER = 8.0  # pixels of a 12 px character in a wide sans serif: readers' fonts differ from the one measured here
 
 
 def bars(counts: Mapping[str, int], *, label: str, width: int = NARROW) -> Markup:
     """Horizontal bars, in the mapping's order, each with its number. `label` describes the chart to a screen reader."""
     rows = [{"name": name, "count": count} for name, count in counts.items()]
     base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("name:N", sort=None, title=None, axis=alt.Axis(ticks=False, domain=False, labelLimit=150)),
+        y=alt.Y("name:N", sort=None, title=None, axis=_names(counts)),
         x=alt.X("count:Q", title=None, axis=None, scale=alt.Scale(domain=[0, max([*counts.values(), 1]) * 1.18])))
     marks = base.mark_bar(color=_ACCENT, height=13)
     numbers = base.mark_text(align="left", dx=5, color=_SOFT).encode(text=alt.Text("count:Q", format=",d"))
@@ -51,7 +53,7 @@ def stacked(rows: Sequence[tuple[str, Mapping[str, int]]], *, label: str, width:
     values = [{"name": name, "part": part, "order": parts.index(part), "count": count}
               for name, counts in rows for part, count in counts.items()]
     chart = alt.Chart(alt.Data(values=values)).mark_bar(height=14).encode(
-        y=alt.Y("name:N", sort=None, title=None, axis=alt.Axis(ticks=False, domain=False)),
+        y=alt.Y("name:N", sort=None, title=None, axis=_names(name for name, _ in rows)),
         x=alt.X("sum(count):Q", title=None, axis=alt.Axis(tickCount=5, format=",d", domain=False, ticks=False)),
         color=alt.Color("part:N", sort=parts, scale=alt.Scale(domain=parts, range=list(_COLOURS[:len(parts)])),
                         legend=alt.Legend(orient="top", title=None, symbolType="square")),
@@ -59,9 +61,15 @@ def stacked(rows: Sequence[tuple[str, Mapping[str, int]]], *, label: str, width:
     return _svg(chart.properties(height=(_ROW_HEIGHT + 2) * len(rows)), label, width)
 
 
+def _names(names: Iterable[str]) -> Any:
+    """An axis of names with room for the longest."""
+    room = math.ceil(_CHARACTER * max((len(name) for name in names), default=0))
+    return alt.Axis(ticks=False, domain=False, labelLimit=0, minExtent=room, maxExtent=room)
+
+
 def _svg(chart: Any, label: str, width: int) -> Markup:
     axis = alt.AxisConfig(labelColor=_SOFT, titleColor=_SOFT, gridColor=_LINE, domainColor=_LINE, tickColor=_LINE,
-                          labelFontSize=12, titleFontSize=12, titleFontWeight="normal", labelPadding=6)
+                          labelFontSize=12, titleFontSize=12, titleFontWeight="normal", labelPadding=6, titlePadding=10)
     themed = chart.properties(width=width, autosize=alt.AutoSizeParams(type="fit-x", contains="padding")).configure(
         background="transparent", padding=2, font="sans-serif", view=alt.ViewConfig(strokeOpacity=0), axis=axis,
         text=alt.MarkConfig(fontSize=12), legend=alt.LegendConfig(labelColor=_INK, labelFontSize=12), aria=False)

@@ -22,18 +22,20 @@ _TINT_ALPHA, _EDGE_ALPHA = 96, 255
 class Thumbnails:
     """Data URIs by key, for the `images` value of `render`. An image whose key is already there is not read again.
 
-    `long_side`: pixels of a picture's longer side at most; smaller pictures keep their size.
+    `long_side`: pixels of a picture's longer side at most; smaller pictures keep their size. `sizes`: (width, height)
+    of each image as kept.
     """
 
     def __init__(self, long_side: int = LONG_SIDE) -> None:
         self.long_side = long_side
         self.images: dict[str, str] = {}
+        self.sizes: dict[str, tuple[int, int]] = {}
 
     def picture(self, key: str, read: Callable[[], bytes]) -> str:
         """Keep the image file that `read` returns as a JPEG, and return `key`. Raises ImageError for a broken image."""
         if key not in self.images:
             pixels = decode(read(), target=self.long_side)
-            width, height = self._size(pixels.shape[1], pixels.shape[0])
+            self.sizes[key] = width, height = self._size(pixels.shape[1], pixels.shape[0])
             small = np.ascontiguousarray(resize(pixels, width, height))
             self.images[key] = data_uri(simplejpeg.encode_jpeg(small, QUALITY, "RGB", "420"), "image/jpeg")
         return key
@@ -42,7 +44,7 @@ class Thumbnails:
         """Keep a dataset mask as a translucent tint with a firm edge, and return `key`. Raises ImageError."""
         if key not in self.images:
             inside = decode_mask_png(read()).array
-            width, height = self._size(inside.shape[1], inside.shape[0])
+            self.sizes[key] = width, height = self._size(inside.shape[1], inside.shape[0])
             inside = resize(inside, width, height, nearest=True)
             edge = inside & ~binary_erosion(inside, iterations=2, border_value=1)
             self.images[key] = data_uri(_palette_png(inside.astype(np.uint8) + edge), "image/png")
