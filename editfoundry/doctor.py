@@ -10,7 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,14 +27,14 @@ from rich.table import Column, Table
 from editfoundry import __version__
 from editfoundry.core.errors import ModelMissing
 from editfoundry.models.store import ModelCorruptError, Store
-from editfoundry.photographs import photographs_home, photographs_present
+from editfoundry.photographs import photographs_home, read_lock
 
 IMPORT_SECONDS = 120
 EXTRAS = {"full": "the full-size models", "train": "training", "eval": "evaluation", "rate": "the rating page",
           "ray": "running on a Ray cluster", "dev": "tests and checks", "docs": "these documents as a site"}
 PROGRAMS = {"chromium": "the tests that look at pages in a browser",
             "apt-get": "photographs and cut-outs from Debian packages",
-            "dpkg": "unpacking them without installing"}
+            "dpkg-deb": "reading them without installing"}
 IMPORTER = """
 import importlib, json, sys
 for name in sys.argv[1:]:
@@ -49,7 +49,7 @@ for name in sys.argv[1:]:
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-@app.callback(invoke_without_command=True)
+@app.command()
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")] = False) -> None:
     """Say what is installed, which weights are present, and what each enables; exit 1 if a needed part is broken."""
     findings = examine(Store())
@@ -77,7 +77,7 @@ def examine(store: Store) -> dict[str, Any]:
         "packages": packages,
         "programs": {name: shutil.which(name) for name in PROGRAMS},
         "models": {"cache": str(store.cache_dir), "weights": weights},
-        "photographs": {"home": str(photographs_home()), "present": photographs_present()},
+        "photographs": {"home": str(photographs_home()), "present": _photographs(photographs_home())},
         "faults": faults,
     }
 
@@ -105,7 +105,7 @@ def _installed(requirement: Requirement) -> dict[str, str]:
 
 def broken_imports(distributions: list[str]) -> dict[str, str]:
     """Distributions whose modules cannot be imported, and why. Done in a child, which a broken binary may kill."""
-    owners = {module: distribution for distribution in distributions for module in _modules(distribution)}
+    owners = dict(_modules({canonicalize_name(name): name for name in distributions}))
     child = subprocess.run([sys.executable, "-c", IMPORTER, *owners], capture_output=True, text=True, check=False,
                            timeout=IMPORT_SECONDS)
     answers = dict(json.loads(line) for line in child.stdout.splitlines() if line.startswith("["))
@@ -116,11 +116,15 @@ def broken_imports(distributions: list[str]) -> dict[str, str]:
     return broken
 
 
-def _modules(distribution: str) -> Iterator[str]:
-    wanted = canonicalize_name(distribution)
-    names = [module for module, owners in metadata.packages_distributions().items()
-             if wanted in {canonicalize_name(owner) for owner in owners}]
-    yield from [name for name in names if not name.startswith("_")] or names
+def _modules(distributions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(module, distribution) of the public top-level modules, or of the private ones where there are no others."""
+    found: dict[str, list[str]] = {}
+    for module, owners in metadata.packages_distributions().items():
+        for owner in {canonicalize_name(owner) for owner in owners} & set(distributions):
+            found.setdefault(owner, []).append(module)
+    for owner, modules in sorted(found.items()):
+        for module in [name for name in modules if not name.startswith("_")] or modules:
+            yield module, distributions[owner]
 
 
 def _weights(store: Store, model: str) -> dict[str, Any]:
@@ -137,6 +141,16 @@ def _weights(store: Store, model: str) -> dict[str, Any]:
             "present": present, "fault": fault}
 
 
+def _photographs(home: Path) -> dict[str, dict[str, int]]:
+    """By kind (photographs, cutouts, styles, videos): how many of the quickstart's files are here, of how many."""
+    present: dict[str, dict[str, int]] = {}
+    for name in read_lock().files:
+        row = present.setdefault(name.partition("/")[0], {"here": 0, "of": 0})
+        row["here"] += (home / name).is_file()
+        row["of"] += 1
+    return present
+
+
 def _machine(cache: Path) -> dict[str, Any]:
     """Cores this process may use; bytes of memory, and free on the disks of the model cache and of this directory."""
     memory = psutil.virtual_memory()
@@ -151,7 +165,8 @@ def _show(findings: dict[str, Any]) -> None:
     console.print(f"editfoundry {findings['editfoundry']}, Python {findings['python']}, {findings['platform']}")
     console.print(f"{machine['cores']} cores, {decimal(machine['memory'])} memory "
                   f"({decimal(machine['memory_available'])} available), "
-                  f"{decimal(machine['disk_free_here'])} free here, {decimal(machine['disk_free_cache'])} free at the model cache")
+                  f"{decimal(machine['disk_free_here'])} free here, "
+                  f"{decimal(machine['disk_free_cache'])} free at the model cache")
     _show_packages(console, findings["packages"])
     _show_programs(console, findings["programs"])
     _show_weights(console, findings["models"])
@@ -193,6 +208,7 @@ def _show_weights(console: Console, models: dict[str, Any]) -> None:
 
 
 def _show_photographs(console: Console, photographs: dict[str, Any]) -> None:
-    console.print(f"photographs ({photographs['home']}):", soft_wrap=True)
-    for origin, count in photographs["present"].items():
-        console.print(f"  {count:>4}  {origin}")
+    counts = ", ".join(f"{row['here']} of {row['of']} {kind}" for kind, row in sorted(photographs["present"].items()))
+    console.print(f"quickstart material in {photographs['home']}: {counts}", soft_wrap=True)
+    if any(row["here"] < row["of"] for row in photographs["present"].values()):
+        console.print("`editfoundry quickstart` fetches what is missing.")

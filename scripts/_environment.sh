@@ -42,11 +42,3 @@ environment() {
     fi
     PATH=$PWD/.venv/bin:$PATH
 }
-
-# materials: the embedded weights and the photographs; what is present already is not fetched again.
-materials() {
-    say "pulling embedded models"
-    editfoundry models pull --stack embedded
-    say "fetching photographs"
-    python -m editfoundry.photographs
-}

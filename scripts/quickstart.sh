@@ -4,6 +4,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/_environment.sh"
 
 environment requirements.lock
-materials
-say "building the dataset"
+say "pulling embedded models"
+editfoundry models pull --stack embedded
+say "fetching photographs and building the dataset"
 exec editfoundry quickstart "$@"

@@ -20,7 +20,9 @@ browser() {
 
 browser
 environment requirements.lock requirements-dev.lock
-materials
+say "fetching embedded models and photographs"
+editfoundry models pull --stack embedded
+python -c 'from editfoundry.quickstart import materials; materials()'
 
 say "checking"
 ruff check .
