@@ -105,7 +105,7 @@ def _installed(requirement: Requirement) -> dict[str, str]:
 
 def broken_imports(distributions: list[str]) -> dict[str, str]:
     """Distributions whose modules cannot be imported, and why. Done in a child, which a broken binary may kill."""
-    owners = dict(_modules({canonicalize_name(name): name for name in distributions}))
+    owners = dict(_modules({str(canonicalize_name(name)): name for name in distributions}))
     child = subprocess.run([sys.executable, "-c", IMPORTER, *owners], capture_output=True, text=True, check=False,
                            timeout=IMPORT_SECONDS)
     answers = dict(json.loads(line) for line in child.stdout.splitlines() if line.startswith("["))
@@ -120,7 +120,7 @@ def _modules(distributions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """(module, distribution) of the public top-level modules, or of the private ones where there are no others."""
     found: dict[str, list[str]] = {}
     for module, owners in metadata.packages_distributions().items():
-        for owner in {canonicalize_name(owner) for owner in owners} & set(distributions):
+        for owner in {str(canonicalize_name(owner)) for owner in owners} & set(distributions):
             found.setdefault(owner, []).append(module)
     for owner, modules in sorted(found.items()):
         for module in [name for name in modules if not name.startswith("_")] or modules:
