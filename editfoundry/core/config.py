@@ -1,5 +1,6 @@
 """YAML → OmegaConf (interpolation, overrides) → pydantic; errors name the file, the key and the nearest valid key."""
 
+import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,6 +24,15 @@ class Config(BaseModel):
 
 
 C = TypeVar("C", bound=BaseModel)
+
+
+def cache_root() -> Path:
+    """Where fetched files live: `$EDITFOUNDRY_CACHE`, or `~/.cache/editfoundry`; in configs `${cache:photographs}`."""
+    configured = os.environ.get("EDITFOUNDRY_CACHE")
+    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "editfoundry"
+
+
+OmegaConf.register_new_resolver("cache", lambda name="": str(cache_root() / name), replace=True)
 
 
 def load_config(model: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
