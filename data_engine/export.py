@@ -238,8 +238,8 @@ def _features(fields: list[tuple[str, pa.DataType]]) -> dict[str, Any]:
 
 
 def _with_features(schema: pa.Schema, features: dict[str, Any]) -> pa.Schema:
-    """Store the features where `datasets` looks for them, so that image columns decode as images."""
-    return schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}}, sort_keys=True)})
+    """Store the features where `datasets` looks for them, in the columns' order, so that images decode as images."""
+    return schema.with_metadata({"huggingface": json.dumps({"info": {"features": features}})})
 
 
 def _single_schema() -> pa.Schema:

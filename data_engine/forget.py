@@ -85,16 +85,14 @@ def forget(run: RunDir, value: str) -> Forgotten:
         target = find_target(run, value)
         if not target.hashes and not target.ids:
             raise UsageError(f"{value}: no source or donor of {run.path} has this hash, address or URL")
-        mentions = _config_mentions(run, target)
-        tombstones = run.tombstones().with_values([value, *target.hashes, *mentions])
+        tombstones = run.tombstones().with_values([value, *target.hashes, *_config_mentions(run, target)])
         compaction = Compaction(run, target, tombstones)
         commits = compaction.write()
+        _scrub_logs(run, target)
         replace_file(run.journal_file, canonical_json({
             "tombstones": tombstones.model_dump(mode="json"),
             "commits": [commit.model_dump(mode="json") for commit in commits]}).encode())
         finish_journal(run)
-        _scrub_config(run, mentions)
-        _scrub_logs(run, target)
         left = sorted(_traces(run, target))
         if left:
             raise StillThere(f"removed from every artifact, but {', '.join(left)} still names it; delete that yourself")
@@ -107,6 +105,7 @@ def finish_journal(run: RunDir) -> None:
         return
     journal = json.loads(run.journal_file.read_bytes())
     replace_file(run.tombstone_file, canonical_json(journal["tombstones"]).encode())
+    run.scrub_config()
     for entry in journal["commits"]:
         commit = Commit.model_validate(entry)
         replace_file(run.store(commit.stage, commit.fingerprint).record_path(commit.shard), commit.to_json().encode())
@@ -264,19 +263,6 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, dict | list):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _texts(inner)
-
-
-def _scrub_config(run: RunDir, mentions: list[str]) -> None:
-    def scrubbed(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: scrubbed(inner) for key, inner in value.items()}
-        if isinstance(value, list):
-            return [scrubbed(inner) for inner in value]
-        return FORGOTTEN if value in mentions else value
-
-    if mentions:
-        plain = scrubbed(yaml.safe_load(run.config_file.read_text(encoding="utf-8")))
-        replace_file(run.config_file, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True).encode())
 
 
 def _scrub_logs(run: RunDir, target: Target) -> None:

@@ -272,7 +272,7 @@ class ShardWriter:
 
     def __exit__(self, *_: object) -> None:
         for tar in self._tars.values():
-            tar.file.close()
+            tar.abandon()
         for table in self._tables.values():
             table.abandon()
         for path in self.store.files.glob(f"{self._stem}*"):

@@ -84,7 +84,10 @@ def _stale(run: RunDir, state: State, removed: dict[tuple[str, int], Commit | No
         position = next((i for i, stage in enumerate(order) if stage.name == name), None)
         if position is None or before is None:
             continue
-        now = run.store(name, str(order[position].fingerprint)).commit(shard)
+        store = run.store(name, str(order[position].fingerprint))
+        if shard not in store.shards():
+            continue
+        now = store.commit(shard)
         if [file.sha256 for file in now.files] != [file.sha256 for file in before.files]:
             stale.update({(stage.name, shard): run.store(stage.name, str(stage.fingerprint))
                           for stage in order[position + 1:]})

@@ -93,6 +93,11 @@ class RunDir:
         text = yaml.safe_dump(plain, sort_keys=True, allow_unicode=True)
         replace_file(self.config_file, text.encode())
 
+    def scrub_config(self) -> None:
+        """Take forgotten texts out of config.yaml."""
+        plain = _without(yaml.safe_load(self.config_file.read_text(encoding="utf-8")), self.tombstones())
+        replace_file(self.config_file, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True).encode())
+
     def tombstones(self) -> Tombstones:
         if not self.tombstone_file.exists():
             return Tombstones()

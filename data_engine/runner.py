@@ -20,7 +20,6 @@ from editfoundry.data_engine.ledger import StageStore
 from editfoundry.data_engine.rundir import RunDir, StageState, State
 from editfoundry.data_engine.stages.base import Barrier, Stage
 from editfoundry.data_engine.stages.emit import Emit
-from editfoundry.data_engine.stages.ingest import list_sources
 
 Bar = Callable[[str, int], AbstractContextManager[Advance]]
 
@@ -131,12 +130,12 @@ def stage_fingerprint(stage: Stage, above: type[Stage] | None, listing: str, sto
 
 
 def run(config: Any, path: Path, *, workers: int = 1, executor: Executor | None = None,
-        stages: Sequence[type[Stage]] | None = None, find: Callable[[Any], Sequence[Any]] = list_sources,
+        stages: Sequence[type[Stage]] | None = None, find: Callable[[Any], Sequence[Any]] | None = None,
         bar: Bar = progress, known: State | None = None) -> Path | None:
     """Run `config` in the folder `path`, resuming what is there; returns the dataset's folder, None without emit.
 
-    stages: the pipeline (default: the engine's). find: lists the sources of `config.ingest`. known: the state of a run
-    being repaired, whose sources must be unchanged if any has to be read again.
+    stages: the pipeline (default: the engine's). find: lists the sources of `config.ingest` (default: ingest's).
+    known: the state of a run being repaired, whose sources must be unchanged if any has to be read again.
     Raises RunLocked, DiskFull, ModelMissing, WorkerFailure, ConfigError: all resume when the cause is gone.
     """
     if workers < 1:
@@ -145,7 +144,7 @@ def run(config: Any, path: Path, *, workers: int = 1, executor: Executor | None 
     with folder.lock():
         open_log(folder.logs, "driver")
         try:
-            return _run(config, folder, stages or default_stages(), Listing(config, find, known),
+            return _run(config, folder, stages or default_stages(), Listing(config, find or default_find(), known),
                         executor or LocalExecutor(path, workers, config.batch_timeout_s), bar)
         finally:
             close_log()
@@ -156,6 +155,13 @@ def default_stages() -> tuple[type[Stage], ...]:
     from editfoundry.data_engine.pipeline import STAGES
 
     return STAGES
+
+
+def default_find() -> Callable[[Any], Sequence[Any]]:
+    """How the engine's ingest lists its sources; imported late, like the stages."""
+    from editfoundry.data_engine.sources import list_sources
+
+    return list_sources
 
 
 def _run(config: Any, run: RunDir, stages: Sequence[type[Stage]], listing: Listing, executor: Executor, bar: Bar,

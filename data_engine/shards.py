@@ -3,6 +3,7 @@
 Equal content gives equal bytes: tar headers carry no times and no owner, Parquet writer options are fixed.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -24,7 +25,7 @@ MEMBER_PATTERN = re.compile(r"[0-9a-z_]+(\.[0-9a-z_]+)*")
 BLOCK = 512
 ROWS_PER_GROUP = 1024
 PARQUET = {"compression": "zstd", "compression_level": 3, "use_dictionary": False, "write_statistics": False,
-           "version": "2.6", "data_page_version": "1.0", "store_schema": False}
+           "version": "2.6", "data_page_version": "1.0"}
 ROW_SCHEMA = pa.schema([("id", pa.string()), ("input", pa.int64()), ("group", pa.string()), ("members", pa.string()),
                         ("record", pa.string())])
 REJECT_SCHEMA = pa.schema([("id", pa.string()), ("input", pa.int64()), ("primary", pa.bool_()),
@@ -84,6 +85,11 @@ class TarWriter:
         os.fsync(self.file.fileno())
         self.file.close()
 
+    def abandon(self) -> None:
+        """Close a file that will be deleted; what a full disk could not take does not matter then."""
+        with contextlib.suppress(OSError):
+            self.file.close()
+
     @property
     def sha256(self) -> str:
         return self._hash.hexdigest()
@@ -102,13 +108,13 @@ def tar_header(name: str, size: int) -> bytes:
 
 
 class TableWriter:
-    """Streams dictionaries into a Parquet file in row groups of a fixed size."""
+    """Streams dictionaries into a Parquet file in row groups of a fixed size. Metadata of the schema is kept."""
 
     def __init__(self, path: Path, schema: pa.Schema, rows_per_group: int = ROWS_PER_GROUP) -> None:
         self.path = path
         self.rows_per_group = rows_per_group
         self.file: IO[bytes] = path.open("xb")
-        self.writer = pq.ParquetWriter(self.file, schema, **PARQUET)
+        self.writer = pq.ParquetWriter(self.file, schema, store_schema=schema.metadata is not None, **PARQUET)
         self.schema = schema
         self.pending: list[dict[str, Any]] = []
 
@@ -126,9 +132,10 @@ class TableWriter:
         self.file.close()
 
     def abandon(self) -> None:
-        """Close the file without finishing the table."""
+        """Close a file that will be deleted, without finishing the table."""
         self.writer.is_open = False
-        self.file.close()
+        with contextlib.suppress(OSError):
+            self.file.close()
 
     def _flush(self) -> None:
         if self.pending:

@@ -17,7 +17,7 @@ LARGE_SIDE = 1000
 
 
 class GateCost(Record):
-    """A step of a stage. refusal_rate: share of calls turned away; rank: seconds to turn one input away, lower first."""
+    """A step of a stage. refusal_rate: share of calls turned away; rank: seconds to turn one away, lower first."""
 
     name: str
     calls: int

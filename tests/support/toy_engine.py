@@ -8,6 +8,7 @@ exception only in a batch with others), `full` (disk full), `missing` (model mis
 
 import errno
 import hashlib
+import io
 import os
 import sys
 import time
@@ -15,15 +16,30 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
+import cv2
+import pyarrow as pa
+from PIL import Image
 from pydantic import Field
 
-from editfoundry.core.config import Config
+from editfoundry.core.config import Config, load_config
 from editfoundry.core.errors import ImageError, ModelMissing
 from editfoundry.core.hashing import rng_for, sha256
 from editfoundry.data_engine import runner
+from editfoundry.data_engine.execution import Plan, Session, Task
+from editfoundry.data_engine.ledger import Commit
 from editfoundry.data_engine.records import Donor, Edge, Placement, Record, Reject, Sample, Source, Turn
+from editfoundry.data_engine.rundir import State
 from editfoundry.data_engine.stages.base import Artifacts, Barrier, Item, Outcome, Stage
 from editfoundry.data_engine.stages.emit import Emit, EmitConfig
+
+
+def _encoded(mode: str, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    Image.new(mode, (16, 16)).save(buffer, kind)
+    return buffer.getvalue()
+
+
+JPEG, PNG = _encoded("RGB", "JPEG"), _encoded("L", "PNG")
 
 
 class ToyIngestConfig(Config):
@@ -91,6 +107,23 @@ class ToyIngest(Stage):
 
     def process(self, batch: Sequence[Item]) -> list[Outcome]:
         return [[Item(_source(item.record, item.blobs["photo.txt"].decode()), item.blobs)] for item in batch]
+
+
+class ToyThreads(ToyIngest):
+    """Reports, as its source's text, how many threads the libraries of this process use."""
+
+    def process(self, batch: Sequence[Item]) -> list[Outcome]:
+        counts = (os.environ["OMP_NUM_THREADS"], cv2.getNumThreads(), os.environ["PYTHONHASHSEED"], pa.cpu_count())
+        return [[Item(_source(item.record, " ".join(map(str, counts))))] for item in batch]
+
+
+class ToyUnstartable(ToyIngest):
+    """Cannot be set up: raises, or dies when TOY_START says so."""
+
+    def setup(self, artifacts: Artifacts) -> None:
+        if os.environ["TOY_START"] == "die":
+            os.kill(os.getpid(), 9)
+        raise ZeroDivisionError("weights are odd")
 
 
 class ToyFilter(Stage):
@@ -192,7 +225,7 @@ class ToyInstruct(Stage):
 
 
 class ToyRender(Stage):
-    """Nodes are texts: the photograph's, and the instruction appended at every turn."""
+    """Nodes are one JPEG with a text behind it: the photograph's, and the instruction appended at every turn."""
 
     name: ClassVar[str] = "render"
     row: ClassVar[type[Record]] = Sample
@@ -204,12 +237,12 @@ class ToyRender(Stage):
         return [self._render(item.record, item.blobs["photo.txt"]) for item in batch]
 
     def _render(self, sample: Sample, photo: bytes) -> Outcome:
-        nodes = [b"jpeg " + photo]
+        nodes = [JPEG + photo]
         blobs = {"node0.jpg": nodes[0]}
         edges = []
         for turn in sample.turns:
             nodes.append(nodes[turn.parent] + f" | turn {turn.index}: {turn.instruction}".encode())
-            blobs[f"node{turn.index}.jpg"], blobs[f"mask{turn.index}.png"] = nodes[-1], b"png"
+            blobs[f"node{turn.index}.jpg"], blobs[f"mask{turn.index}.png"] = nodes[-1], PNG
             broken = sample.source.text.startswith("broken") and turn.parent == 1
             edges.append(Edge(turn=turn.index, source_node=f"node{turn.parent}.jpg",
                               result_node=f"node{turn.index}.jpg",
@@ -234,6 +267,35 @@ def run(folder: Path, path: Path, workers: int = 2, stages: Sequence[type[Stage]
     return runner.run(config(folder, **changes), path, workers=workers, stages=stages, find=find)
 
 
+class InProcess:
+    """An executor without processes, for tests of what is run rather than where."""
+
+    def __init__(self) -> None:
+        self.ran: list[tuple[str, int]] = []
+
+    def execute(self, plan: Plan, tasks: Sequence[Task], advance: Callable[[int], None]) -> Iterator[Commit]:
+        session = Session(plan)
+        for task in tasks:
+            self.ran.append((plan.stage.name, task.shard))
+            commit = session.run(task, "here")
+            advance(commit.inputs)
+            yield commit
+
+    def __enter__(self) -> "InProcess":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+def run_here(folder: Path, path: Path, stages: Sequence[type[Stage]] = STAGES, known: State | None = None,
+             **changes: Any) -> list[tuple[str, int]]:
+    """Run the toy pipeline without worker processes; returns the stages and shards that were run."""
+    executor = InProcess()
+    runner.run(config(folder, **changes), path, executor=executor, stages=stages, find=find, known=known)
+    return executor.ran
+
+
 def write_sources(folder: Path, count: int, special: dict[int, str] | None = None) -> Path:
     """`count` text files, those in `special` with that content; modification times are fixed."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -252,3 +314,6 @@ def tree(path: Path) -> dict[str, bytes]:
 def main() -> None:
     """`python -c 'import toy_engine; toy_engine.main()' FOLDER RUN WORKERS`."""
     run(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+
+
+__all__ = ["ModelMissing", "Source", "load_config", "runner", "sha256"]
