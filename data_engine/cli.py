@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -143,7 +144,7 @@ def _print_findings(findings: list[Finding], as_json: bool) -> None:
 
 def _funnel_table(result: Funnel) -> Table:
     columns = ("stage", "shards", "inputs", "accepted", "rejected", "outputs", "rejected because", "parts rejected")
-    table = _table("", columns, text=("stage", *columns[-2:]))
+    table = _table("", columns, text=("stage", *columns[-2:]), wrapped=columns[-2:])
     for row in result.rows:
         parts = [f"{unit}: {_reasons(reasons)}" for unit, reasons in row.parts.items()]
         table.add_row(f"{row.stage}{' *' if row.barrier else ''}", f"{row.shards}/{row.expected_shards}",
@@ -154,7 +155,7 @@ def _funnel_table(result: Funnel) -> Table:
 
 
 def _stats_tables(result: Stats) -> list[Table]:
-    counts = _table("Dataset", ("what", "value"), text=("what",))
+    counts = _table("Dataset", ("what", "value"), text=("what", "value"))
     facts: dict[str, Any] = {
         "edges": result.edges, "conversations": _reasons(result.conversations) or "none", "turns": result.turns,
         "origins": _reasons(result.origins), "splits": _reasons(result.splits), "licences": _reasons(result.licences),
@@ -180,10 +181,12 @@ def _stats_tables(result: Stats) -> list[Table]:
     return [counts, types, elapsed, *([gates] if result.gates else [])]
 
 
-def _table(title: str, columns: tuple[str, ...], text: tuple[str, ...]) -> Table:
-    table = Table(title=title or None, title_justify="left")
+def _table(title: str, columns: tuple[str, ...], text: tuple[str, ...], wrapped: tuple[str, ...] = ("value",)) -> Table:
+    """An empty table; `text` columns are set left, `wrapped` ones may break their lines, the others never do."""
+    table = Table(title=title or None, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(column, justify="left" if column in text else "right", overflow="fold")
+        table.add_column(column, justify="left" if column in text else "right", no_wrap=column not in wrapped,
+                         overflow="fold")
     return table
 
 
