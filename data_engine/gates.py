@@ -31,6 +31,7 @@ class Thresholds(Config):
     visible_difference: float = 6.0
     min_changed_share: float = 0.2
     min_changed_difference: float = 11.0
+    min_prominence: float = 0.085
     min_style_difference: float = 8.0
     min_structure: float = 0.25
     max_background_motion: float = 0.004
@@ -41,10 +42,11 @@ class Thresholds(Config):
     max_seam: float = 2.2
     min_texture: float = 0.35
     max_texture: float = 2.2
+    max_ghost: float = 0.08
     min_extract_share: float = 0.01
 
 
-class GateFailed(Exception):  # noqa: N818 - a verdict, not a fault
+class GateFailed(Exception):
     """The edge fails; the sample is rejected with this reason."""
 
     def __init__(self, reason: str, detail: str, score: float | None = None) -> None:
@@ -54,7 +56,7 @@ class GateFailed(Exception):  # noqa: N818 - a verdict, not a fault
 
 @dataclass
 class EdgeView:
-    """One edge as it will be stored: decoded pixels, mask, plan, and the models gates may ask."""
+    """One edge as it will be stored: decoded pixels, mask, plan, the models gates may ask, and donors' embeddings."""
 
     sample: Sample
     turn: Turn
@@ -63,7 +65,7 @@ class EdgeView:
     result: Image
     mask: Mask | None
     models: Mapping[str, Any]
-    cutout: Callable[[str], Image]
+    alone: Callable[[str], NDArray[np.float32]]
 
     @cached_property
     def difference(self) -> NDArray[np.float32]:
@@ -123,7 +125,7 @@ def geometry(view: EdgeView, limits: Thresholds) -> Values:
     most = 1.0 if view.turn.type == "background" else limits.max_mask
     if not limits.min_mask <= view.mask.fraction <= most:
         raise GateFailed("mask_size", f"the mask covers {view.mask.fraction:.2%} of the image", view.mask.fraction)
-    return {"outside_max": largest, "outside_mean": round(mean, 6)}
+    return {"outside_max": int(largest), "outside_mean": round(mean, 6)}
 
 
 def change(view: EdgeView, limits: Thresholds) -> Values:
@@ -140,9 +142,15 @@ def change(view: EdgeView, limits: Thresholds) -> Values:
         "change_strength": round(strength, 2),
         "change_iou": round(float((visible & inside).sum()) / union if union else 0.0, 4),
     }
+    prominence = share * view.mask.fraction * strength
+    values["prominence"] = round(prominence, 4)
     if share < limits.min_changed_share or strength < limits.min_changed_difference:
         raise GateFailed(
             "no_visible_change", f"{share:.0%} of the mask changed visibly, by {strength:.1f} on average", share
+        )
+    if prominence < limits.min_prominence:
+        raise GateFailed(
+            "easily_missed", f"changed share of the image times its difference is {prominence:.3f}", prominence
         )
     return values
 
@@ -226,12 +234,8 @@ def _gone(view: EdgeView, image: Image, box: Box, limits: Thresholds) -> Values:
 def _recognised(
     view: EdgeView, donor: str, box: Box, *, with_object: Image, without: Image, limits: Thresholds
 ) -> Values:
-    rgba = view.cutout(donor)
-    alpha = rgba[..., 3:].astype(np.float32) / 255
-    surroundings = crop(without, box).reshape(-1, 3).mean(axis=0)
-    alone = (alpha * rgba[..., :3] + (1 - alpha) * surroundings).round().astype(np.uint8)
-    embedded = view.models["image_embedder"].embed([alone, crop(with_object, box), crop(without, box)])
-    present, absent = float(embedded[0] @ embedded[1]), float(embedded[0] @ embedded[2])
+    embedded = view.models["image_embedder"].embed([crop(with_object, box), crop(without, box)])
+    present, absent = (embedded @ view.alone(donor)).tolist()
     if present - absent < limits.min_recognition_gain:
         raise GateFailed(
             "not_recognised", f"similarity to the object {present:.3f} with it, {absent:.3f} without", present - absent
@@ -266,6 +270,7 @@ def quality(view: EdgeView, limits: Thresholds) -> Values:
     if view.inpainted is not None:
         assert view.mask is not None
         values |= _invented(view.inpainted, view.mask, limits)
+        values |= _ghost(view.inpainted, view.mask, view.models["segmenter"], limits)
     return values
 
 
@@ -282,6 +287,21 @@ def _invented(image: Image, mask: Mask, limits: Thresholds) -> Values:
     if not limits.min_texture <= texture <= limits.max_texture:
         raise GateFailed("texture_mismatch", f"the fill's texture is {texture:.2f} times its surroundings'", texture)
     return {"seam": round(seam, 3), "texture": round(texture, 3)}
+
+
+def _ghost(image: Image, mask: Mask, segmenter: Any, limits: Thresholds) -> Values:
+    """A fill that stands out as an object of its own: a salient matte inside the mask, and none around it."""
+    box = mask.box()
+    assert box is not None
+    around = box.expand(0.5).clip(image.shape[1], image.shape[0])
+    alpha = segmenter.segment(image, [around])[0].alpha
+    ring = (mask.dilate(40) - mask).array
+    ghost = float(alpha[mask.array].mean() - (alpha[ring].mean() if ring.any() else 0.0))
+    if ghost > limits.max_ghost:
+        raise GateFailed(
+            "ghost", f"the fill stands out as an object ({ghost:.2f} more salient than its surroundings)", ghost
+        )
+    return {"ghost": round(ghost, 3)}
 
 
 def protected(view: EdgeView, limits: Thresholds) -> Values:
@@ -311,4 +331,8 @@ GATES: dict[str, Callable[[EdgeView, Thresholds], Values]] = {
     "text_image": text_image,
     "quality": quality,
 }
-ROLES = {"detector": ("detector", "tagger", "image_embedder"), "text_image": ("scorer",), "quality": ("quality",)}
+ROLES = {
+    "detector": ("detector", "tagger", "image_embedder"),
+    "text_image": ("scorer",),
+    "quality": ("quality", "segmenter"),
+}

@@ -31,9 +31,9 @@ PAINTS: dict[str, Paint] = {
     "purple": Paint("purple", lab=(42, 42, -40)),
     "pink": Paint("pink", lab=(70, 42, 2)),
     "turquoise": Paint("turquoise", lab=(64, -34, -10)),
-    "gold": Paint("look like polished gold", ramp=((38, 22, 4), (132, 88, 18), (212, 164, 52), (255, 240, 178))),
-    "silver": Paint("look like polished silver", ramp=((22, 24, 28), (96, 100, 108), (172, 176, 184), (250, 251, 253))),
-    "copper": Paint("look like shiny copper", ramp=((34, 14, 8), (124, 62, 36), (196, 118, 78), (255, 218, 190))),
+    "gold": Paint("polished gold", ramp=((38, 22, 4), (132, 88, 18), (212, 164, 52), (255, 240, 178))),
+    "silver": Paint("polished silver", ramp=((22, 24, 28), (96, 100, 108), (172, 176, 184), (250, 251, 253))),
+    "copper": Paint("shiny copper", ramp=((34, 14, 8), (124, 62, 36), (196, 118, 78), (255, 218, 190))),
 }
 
 _SIMILAR = {

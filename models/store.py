@@ -1,6 +1,6 @@
 """The model store: where weight files live on this machine, how they get there, and what names their content.
 
-    store = Store()                              # $EDITFOUNDRY_CACHE, or ~/.cache/editfoundry/models
+    store = Store()                              # in ~/.cache/editfoundry/models, or $EDITFOUNDRY_CACHE/models
     store.pull(["u2netp"])                       # download, check, extract
     session = onnxruntime.InferenceSession(str(store.path("u2netp")))
 
@@ -9,7 +9,6 @@ file. A model of the hub lives in `CACHE/<id>/hub/` beside a record of the commi
 """
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -19,6 +18,7 @@ from typing import Literal
 
 from filelock import FileLock
 
+from editfoundry.core.config import cache_root
 from editfoundry.core.errors import EditFoundryError, ModelMissing, UsageError
 from editfoundry.core.hashing import sha256, sha256_file
 from editfoundry.models import hub
@@ -36,9 +36,8 @@ class ModelCorruptError(EditFoundryError):
 
 
 def default_cache() -> Path:
-    """`$EDITFOUNDRY_CACHE`, or `~/.cache/editfoundry/models`."""
-    configured = os.environ.get("EDITFOUNDRY_CACHE")
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "editfoundry" / "models"
+    """The `models` folder of the cache: `$EDITFOUNDRY_CACHE`, or `~/.cache/editfoundry`."""
+    return cache_root() / "models"
 
 
 def _silent(source: str, done: int, total: int) -> None:

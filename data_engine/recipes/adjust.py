@@ -12,6 +12,7 @@ from editfoundry.data_engine.records import Turn
 from editfoundry.data_engine.scene import Scene
 
 MIN_COLOUR_DISTANCE = 18.0
+NEVER_PAINTED = frozenset({"person"})
 
 
 def painted(scene: Scene, target: str, paint: Paint, tools: Tools) -> tuple[Scene, Mask]:
@@ -42,7 +43,7 @@ class Adjust(Recipe):
             regions = plan.objects()
             if not regions:
                 raise Refused("no_object", "no object of this photograph is surely known")
-            lone = [r for r in regions if plan.source.counts.get(r.label, 1) == 1]
+            lone = [r for r in regions if plan.source.counts.get(r.label, 1) == 1 and r.label not in NEVER_PAINTED]
             for name in plan.rng.permutation(list(PAINTS)):
                 for region in lone:
                     fields = object_fields(region.label, plan.where(region.box), PAINTS[name].words)

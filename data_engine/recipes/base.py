@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from editfoundry.data_engine.placement import place_donor
 
 from editfoundry.core.geometry import Box, Grid, Mask, position_words, resize
+from editfoundry.data_engine.placement import place_donor
 from editfoundry.data_engine.records import Donor, Placement, Region, Source, Turn
 from editfoundry.data_engine.scene import Image, Scene, changed
 from editfoundry.data_engine.taxonomy import TYPES
@@ -33,7 +33,7 @@ class Draft:
     donors: tuple[str, ...] = ()
 
 
-class Refused(Exception):  # noqa: N818 - a decision, not a fault
+class Refused(Exception):
     """A recipe cannot make this edit here; becomes a candidate or sample reject with this reason."""
 
     def __init__(self, reason: str, detail: str = "") -> None:

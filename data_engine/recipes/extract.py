@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from editfoundry.models.embedded.compositing import composite
 
 from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, object_fields
 from editfoundry.data_engine.records import Turn
 from editfoundry.data_engine.scene import Scene
+from editfoundry.models.embedded.compositing import composite
 
 
 class Extract(Recipe):

@@ -34,7 +34,7 @@ class MotionRecipe(Recipe):
     type = "motion"
 
     def plan(self, plan: Plan) -> Iterator[Draft]:
-        motion, subjects = plan.source.motion, plan.objects()
+        motion, subjects = plan.source.motion, plan.source.regions
         if motion is None or not subjects:
             raise Refused("no_motion", "not a frame pair with a surely known subject")
         label = subjects[0].label

@@ -5,15 +5,20 @@ from functools import lru_cache
 from time import perf_counter
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from editfoundry.core.config import Config
 from editfoundry.core.geometry import Mask
 from editfoundry.core.images import decode_jpeg, decode_mask_png, decode_rgba
 from editfoundry.data_engine.gates import GATES, ROLES, EdgeView, GateFailed, Thresholds, Values
+from editfoundry.data_engine.recipes.base import plain_reference
 from editfoundry.data_engine.records import Edge, Reject, Sample
 from editfoundry.data_engine.scene import Image
 from editfoundry.data_engine.stages.base import Artifacts, Item, Outcome, Stage
+
+CACHED_EMBEDDINGS = 4096
 
 
 class VerifyConfig(Config):
@@ -40,18 +45,20 @@ class Verify(Stage):
     version = 1
     row = Sample
     blobs = "render"
-    roles: ClassVar[tuple[str, ...]] = ("detector", "tagger", "image_embedder", "scorer", "quality")
+    roles: ClassVar[tuple[str, ...]] = ("detector", "tagger", "image_embedder", "scorer", "quality", "segmenter")
     artifacts: ClassVar[tuple[str, ...]] = ("catalogue",)
 
     def setup(self, artifacts: Artifacts) -> None:
         for role in sorted({role for gate in self.config.gates for role in ROLES.get(gate, ())}):
             self.models[role].load()
 
-        @lru_cache(64)
-        def cutout(digest: str) -> Image:
-            return decode_rgba(artifacts.blob("catalogue", 0, digest, "original"))
+        @lru_cache(CACHED_EMBEDDINGS)
+        def alone(digest: str) -> NDArray[np.float32]:
+            rgba = decode_rgba(artifacts.blob("catalogue", 0, digest, "original"))
+            embedding: NDArray[np.float32] = self.models["image_embedder"].embed([plain_reference(rgba)])[0]
+            return embedding
 
-        self.cutout = cutout
+        self.alone = alone
         self.seconds = dict.fromkeys(self.config.gates, 0.0)
 
     def process(self, batch: Sequence[Item]) -> list[Outcome]:
@@ -96,5 +103,5 @@ class Verify(Stage):
             pixels[edge.result_node],
             mask,
             self.models,
-            self.cutout,
+            self.alone,
         )

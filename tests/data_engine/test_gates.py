@@ -1,11 +1,12 @@
 """Each gate passes what is right and fails what is wrong with the reason the documentation names."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from editfoundry.core.geometry import Mask
+from editfoundry.core.geometry import Box, Mask
 from editfoundry.core.images import decode_jpeg, encode_jpeg
 from editfoundry.data_engine.gates import (
     EdgeView,
@@ -19,6 +20,7 @@ from editfoundry.data_engine.gates import (
     structure,
 )
 from editfoundry.data_engine.records import Edge, Motion, Sample, Source, Turn
+from editfoundry.models.protocols import Segmentation
 
 GRID = (128, 96)
 LIMITS = Thresholds()
@@ -37,7 +39,7 @@ def view(before: np.ndarray, after: np.ndarray, mask: Mask | None, kind: str = "
         id="s", kind="single", source=Source(id="a" * 16, sha256="b" * 64, uri="u", grid=GRID, **source), turns=(turn,)
     )
     edge = Edge(turn=1, source_node="node0.jpg", result_node="node1.jpg", source_sha256="", result_sha256="")
-    return EdgeView(sample, turn, edge, before, after, mask, {}, lambda _: before)
+    return EdgeView(sample, turn, edge, before, after, mask, {}, lambda _: before.ravel())
 
 
 def with_disc(
@@ -98,6 +100,14 @@ def test_change_measures_share_and_strength() -> None:
     assert 0.6 < values["change_share"] < 1 and values["change_strength"] > 40 and values["change_iou"] > 0.6
 
 
+def test_a_change_too_small_to_notice_fails() -> None:
+    before = photograph()
+    after, mask = with_disc(before, (90, 110, 200), radius=3)
+    with pytest.raises(GateFailed) as failed:
+        change(view(before, after, mask), Thresholds(min_changed_difference=0, min_prominence=0.5))
+    assert failed.value.reason == "easily_missed"
+
+
 def test_change_fails_a_no_op_and_a_barely_visible_edit() -> None:
     before = photograph()
     _, mask = with_disc(before)
@@ -153,6 +163,14 @@ class Sharpness:
         return 100 - float(np.abs(np.diff(image.astype(float), axis=1)).mean())
 
 
+class DarkMatte:
+    """A real, if simple, Segmenter: what is much darker than the rest of the box stands out."""
+
+    def segment(self, image: np.ndarray, boxes: Sequence[Box]) -> list[Segmentation]:
+        grey = image.mean(axis=2)
+        return [Segmentation((grey < np.median(grey) - 40).astype(np.float32), 1.0) for _ in boxes]
+
+
 def inpainting(fill: np.ndarray) -> EdgeView:
     before = photograph()
     after = before.copy()
@@ -160,13 +178,21 @@ def inpainting(fill: np.ndarray) -> EdgeView:
     mask = np.zeros(before.shape[:2], bool)
     mask[30:66, 40:80] = True
     edge = view(before, after, Mask(mask), "remove", origin="photograph")
-    edge.models = {"quality": Sharpness()}
+    edge.models = {"quality": Sharpness(), "segmenter": DarkMatte()}
     return edge
 
 
 def test_a_fill_that_matches_its_surroundings_passes() -> None:
     values = quality(inpainting(photograph(1)[30:66, 40:80]), LIMITS)
     assert 0.8 < values["texture"] < 1.2 and values["seam"] < 1.5
+
+
+def test_a_fill_that_stands_out_is_a_ghost() -> None:
+    fill = (photograph(1)[30:66, 40:80] * 0.45).astype(np.uint8)
+    fill += np.random.default_rng(3).integers(0, 12, fill.shape, dtype=np.uint8)
+    with pytest.raises(GateFailed) as failed:
+        quality(inpainting(fill), Thresholds(max_seam=9))
+    assert failed.value.reason == "ghost"
 
 
 def test_a_flat_fill_fails_on_texture_or_seam() -> None:
@@ -183,6 +209,4 @@ def test_structure_is_one_for_equal_images_and_near_zero_for_noise() -> None:
 
 
 def test_crop_stays_inside_the_image() -> None:
-    from editfoundry.core.geometry import Box
-
     assert crop(photograph(), Box(100, 80, 128, 96)).shape == (19, 31, 3)

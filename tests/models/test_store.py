@@ -320,7 +320,7 @@ def test_hub_model_takes_only_safe_files_of_one_commit(tmp_path: Path, serve: Ca
     pulled = command("pull", "dinov2-base", "--json", **env)
     assert pulled.returncode == 0, pulled.stderr
     assert json.loads(pulled.stdout)["models"] == {"dinov2-base": "pulled"}
-    store = Store(tmp_path / "cache")
+    store = Store(tmp_path / "cache" / "models")
     assert store.path("dinov2-base", "model.safetensors").read_bytes() == LARGE
     assert store.path("dinov2-base", "config.json").read_bytes() == files["config.json"]
     assert not list(store.cache_dir.rglob("*.bin"))
@@ -355,7 +355,7 @@ def test_list_json_says_what_is_here(tmp_path: Path) -> None:
 
 
 def test_path_prints_the_cache_or_the_file_and_fails_with_the_remedy(tmp_path: Path) -> None:
-    assert command("path", EDITFOUNDRY_CACHE=str(tmp_path)).stdout == f"{tmp_path}\n"
+    assert command("path", EDITFOUNDRY_CACHE=str(tmp_path)).stdout == f"{tmp_path / 'models'}\n"
     missing = command("path", "u2netp", EDITFOUNDRY_CACHE=str(tmp_path))
     assert (missing.returncode, missing.stdout) == (1, "")
     assert "run `editfoundry models pull u2netp`" in missing.stderr
