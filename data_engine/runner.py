@@ -168,12 +168,14 @@ def _run(config: Any, run: RunDir, stages: Sequence[type[Stage]], listing: Listi
          ) -> Path | None:
     finish_journal(run)
     chain = Chain(run, config, listing, {})
-    listing_state = State(listing=listing.digest, sources=listing.count, shards=listing.shards, stages=())
+    before = run.state() if run.state_file.exists() else None
+    state = State(listing=listing.digest, sources=listing.count, shards=listing.shards, stages=())
     run.save_config(config)
     with executor:
         for stage in stages:
             plan = chain.plan(stage)
-            run.save_state(listing_state.model_copy(update={"stages": tuple(_states(stages, chain, plan))}))
+            entries = tuple(_states(stages, {**chain.fingerprints, stage.name: plan.fingerprint}, before))
+            run.save_state(state.model_copy(update={"stages": entries}))
             try:
                 _wave(chain, plan, executor, bar)
             except BaseException:
@@ -199,9 +201,16 @@ def _wave(chain: Chain, plan: Plan, executor: Executor, bar: Bar) -> None:
                            extra={"stage": name, "shard": commit.shard})
 
 
-def _states(stages: Sequence[type[Stage]], chain: Chain, plan: Plan) -> Iterator[StageState]:
+def _states(stages: Sequence[type[Stage]], fingerprints: Mapping[str, str], before: State | None,
+            ) -> Iterator[StageState]:
+    """Where every stage stands. Those not reached yet keep the fingerprint they had before, as long as nothing above
+
+    them changed: a run that is complete stays so while it is looked through again.
+    """
+    kept = {stage.name: stage.fingerprint for stage in before.stages} if before else {}
+    unchanged = all(kept.get(name) == mark for name, mark in fingerprints.items())
     for stage in stages:
-        mark = plan.fingerprint if stage is plan.stage else chain.fingerprints.get(stage.name)
+        mark = fingerprints.get(stage.name) or (kept.get(stage.name) if unchanged else None)
         yield StageState(name=stage.name, barrier=issubclass(stage, Barrier), fingerprint=mark)
 
 

@@ -118,6 +118,8 @@ def test_repair_does_not_mend_with_other_settings(original: Path, run: RunDir) -
     other = toy.ToyInstructConfig(template="{donor}!")
     with pytest.raises(UsageError, match="instruct: its code, models or settings changed"):
         repair(run, lambda state: toy.run_here(original / "src", run.path, known=state, instruct=other))
+    assert all(stage.fingerprint for stage in run.state().stages)
+    assert {finding.kind for finding in verify(run)} == {"missing_shard"}
 
 
 def test_what_stays_broken_is_an_error(run: RunDir) -> None:

@@ -188,3 +188,26 @@ def test_config_and_state_are_kept_with_the_run(tmp_path: Path) -> None:
     assert all(entry.fingerprint for entry in state.stages)
     with pytest.raises(ConfigError):
         toy.load_config(toy.ToyConfig, folder.config_file, ["nonsense=1"])
+
+
+def test_looking_through_a_complete_run_leaves_it_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = toy.write_sources(tmp_path / "src", 2)
+    run(sources, tmp_path / "run")
+    whole = RunDir(tmp_path / "run").state()
+
+    def interrupt(chain: Any, plan: Plan, *_: Any) -> None:
+        if plan.stage is toy.ToyFilter:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(toy.runner, "_wave", interrupt)
+        run(sources, tmp_path / "run")
+    assert RunDir(tmp_path / "run").state() == whole
+    with pytest.raises(UsageError, match="--workers 0"):
+        toy.runner.run(toy.config(sources), tmp_path / "run", workers=0, stages=toy.STAGES, find=toy.find)
+
+    (sources / "s001.txt").write_text("lost one")
+    with pytest.raises(RuntimeError):
+        run(sources, tmp_path / "run")
+    marks = [stage.fingerprint for stage in RunDir(tmp_path / "run").state().stages]
+    assert [bool(mark) for mark in marks] == [True, True, False, False, False, False]
