@@ -195,7 +195,7 @@ def test_looking_through_a_complete_run_leaves_it_complete(tmp_path: Path, monke
     run(sources, tmp_path / "run")
     whole = RunDir(tmp_path / "run").state()
 
-    def interrupt(chain: Any, plan: Plan, *_: Any) -> None:
+    def interrupt(_: Any, plan: Plan, *__: Any) -> None:
         if plan.stage is toy.ToyFilter:
             raise KeyboardInterrupt
 
