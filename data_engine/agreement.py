@@ -41,7 +41,7 @@ class AgreementConfig(Config):
     tagger_alone: float = Field(default=0.4, ge=0, le=1)
     tagger_with_text: float = Field(default=0.12, ge=0, le=1)
     top_views: int = Field(default=3, ge=1, le=4)
-    person: float = Field(default=0.6, ge=0, le=1)
+    person: float = Field(default=0.75, ge=0, le=1)
     person_alone: float = Field(default=0.95, ge=0, le=1)
     detector_with_text: float = Field(default=0.6, ge=0, le=1)
 

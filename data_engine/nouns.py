@@ -46,12 +46,12 @@ KINDS: dict[str, Classes] = {
 SYNONYMS: dict[str, tuple[str, ...]] = {
     "person": ("man", "woman", "boy", "girl", "child", "player", "astronaut", "officer", "pedestrian", "walker",
                "people", "men", "women", "children"),
-    "cat": ("kitten",), "dog": ("puppy",), "ladybug": ("ladybird",), "monkey": ("baboon", "mandrill"),
+    "cat": ("kitten",), "dog": ("puppy",), "ladybug": ("ladybird",),
     "building": ("house", "church", "palace", "castle", "tower", "pavilion", "pagoda", "temple", "monastery"),
     "cup": ("mug",), "motorcycle": ("motorbike",), "airplane": ("aeroplane", "plane"), "bicycle": ("bike",),
     "boat": ("canoe", "rowboat", "rowing boat", "kayak"), "soccer ball": ("football",), "sports ball": ("ball",),
     "flower": ("daisy", "dahlia", "marigold", "rose", "sunflower", "blossom"), "street sign": ("road sign",),
-    "tv": ("television",), "couch": ("sofa",), "cell phone": ("phone",), "flowerpot": ("pot",),
+    "book": ("textbook",), "tv": ("television",), "couch": ("sofa",), "cell phone": ("phone",), "flowerpot": ("pot",),
 }  # fmt: skip
 
 # Nouns that are as often a colour: before another word ("an orange suit") they name nothing.

@@ -1,6 +1,6 @@
 """The rows that flow through the engine. Records are immutable and JSON-able.
 
-A `Source` is one photograph (or one frame pair of a video) from ingest to qualify; instruct turns it into `Sample`s, one
+A `Source` is one photograph (or one frame pair of a video) from ingest to qualify; instruct makes it into `Sample`s, one
 conversation graph each: node 0 is the starting image, node *i* the result of turn *i* (counted from 1).
 Boxes are [x0, y0, x1, y1] in pixels of the source's grid; masks are COCO compressed RLE on the grid.
 """
@@ -91,7 +91,10 @@ class Motion(Record):
 
 
 class Source(Record):
-    """One photograph, or one frame pair of a video. Filled in from ingest to qualify."""
+    """One photograph, or one frame pair of a video. Filled in from ingest to qualify.
+
+    `phash_crops`: perceptual hashes of nine overlapping crops, which twins and crops of one picture share.
+    """
 
     id: str
     sha256: str
@@ -105,6 +108,7 @@ class Source(Record):
     text: str = ""
     split: Split = "train"
     phash: str = ""
+    phash_crops: tuple[str, ...] = ()
     grid: tuple[int, int] = (0, 0)
     scores: dict[str, float] = Field(default_factory=dict)
     zones: tuple[Zone, ...] = ()

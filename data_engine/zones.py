@@ -45,7 +45,8 @@ def _texture(lab: NDArray[np.float32]) -> NDArray[np.float32]:
     """Standard deviation of lightness in a 5x5 neighbourhood, [H, W]."""
     light = lab[..., 0]
     mean = cv2.blur(light, (5, 5))
-    return np.sqrt(np.maximum(cv2.blur(light * light, (5, 5)) - mean * mean, 0))
+    deviation: NDArray[np.float32] = np.sqrt(np.maximum(cv2.blur(light * light, (5, 5)) - mean * mean, 0))
+    return deviation
 
 
 def _sky(lab: NDArray[np.float32]) -> Box | None:

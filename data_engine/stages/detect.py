@@ -115,7 +115,8 @@ class Detect(Stage):
         whole = self.models["tagger"].tag(image)
 
         def askable(detection: Detection) -> bool:
-            return self.config.min_area <= detection.box.area / size <= self.config.max_area
+            share = detection.box.area / size
+            return bool(self.config.min_area <= share <= self.config.max_area)
 
         found: list[_Found] = []
         for detection in filter(askable, named[: self.config.max_regions]):
@@ -162,7 +163,8 @@ class Detect(Stage):
             rival = next((other for other in kept if self._same_object(one, other)), None)
             if rival is None and one.detector == "saliency":
                 # Salience often shows only a part of what the detector boxed; the detector's own doubts stand.
-                rival = next((other for other in found if other.detector == "detector" and self._part(one, other)), None)
+                boxed = (other for other in found if other.detector == "detector")
+                rival = next((other for other in boxed if self._part(one, other)), None)
             if rival is None:
                 kept.append(one)
             elif rival.verdict.label == one.verdict.label:

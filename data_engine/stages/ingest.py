@@ -21,7 +21,8 @@ from editfoundry.data_engine.video import container, probe
 
 __all__ = ["Ingest", "IngestConfig", "SourceFile", "SourceSpec", "list_sources"]
 
-HASH_SIDE = 128
+HASH_SIDE = 256
+CROP = 0.85
 PNG_LEVEL = 1
 MIN_SIDE = 64
 HEAD_BYTES = 16
@@ -89,6 +90,7 @@ class Ingest(Stage):
             width=info.width,
             height=info.height,
             phash=perceptual_hash(pixels),
+            phash_crops=_crop_hashes(pixels),
             grid=(grid.width, grid.height),
             zones=_zones_on_grid(source.zones, info.width, info.height, grid),
             **self._common(source, digest),
@@ -162,6 +164,14 @@ class Ingest(Stage):
 def split_of(sha256_hex: str, seed: int, val_fraction: float) -> Split:
     """Train or val, by content and seed only; all frame pairs of one video share its split."""
     return "val" if seed_for(seed, "split", sha256_hex) < val_fraction * 2**63 else "train"
+
+
+def _crop_hashes(pixels: NDArray[np.uint8]) -> tuple[str, ...]:
+    """Hashes of the crops of 85% of each side at the corners, the middles of the edges and the centre."""
+    height, width = (round(side * CROP) for side in pixels.shape[:2])
+    spare_y, spare_x = pixels.shape[0] - height, pixels.shape[1] - width
+    corners = [(y, x) for y in (0, spare_y // 2, spare_y) for x in (0, spare_x // 2, spare_x)]
+    return tuple(perceptual_hash(np.ascontiguousarray(pixels[y : y + height, x : x + width])) for y, x in corners)
 
 
 def _frame_id(digest: str, frame: int) -> str:

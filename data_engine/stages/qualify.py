@@ -43,7 +43,8 @@ class QualifyConfig(Config):
 
 class Qualify(Stage):
     """Regions that fail are rejects of their own. One that is only too large stays, with `qualified` off: it may still
-    be kept before a new background. A source without a region goes on: objects can be placed into it.
+    be kept before a new background. A source without a region goes on: objects can be placed into it. The subject of a
+    frame pair has no mask and needs none.
     """
 
     name: ClassVar[str] = "qualify"
@@ -64,7 +65,7 @@ class Qualify(Stage):
         source: Source = item.record
         outcome: Outcome = []
         kept: list[tuple[Region, Mask]] = []
-        unmasked = [region for region in source.regions if region.mask is None]
+        unmasked = [region.model_copy(update={"qualified": True}) for region in source.regions if region.mask is None]
         for region in source.regions:
             if region.mask is None:
                 continue

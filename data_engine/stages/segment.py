@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar
 
+import cv2
 import numpy as np
 from pydantic import Field
 
@@ -21,12 +22,14 @@ class SegmentConfig(Config):
     """prompt_margin: share of its sides by which a box grows before the segmenter sees it, as detectors draw tightly.
 
     min_main_part: share of the mask that its largest connected part must hold; smaller parts are then dropped.
-    max_hole: holes up to this share of the mask are filled. estimate_zones: where the manifest names no zone.
+    max_hole: holes up to this share of the mask are filled. max_cut: part of the outline on the edges of the box that
+    the segmenter was given, beyond which the box cut through the object. estimate_zones: where the manifest names none.
     """
 
     prompt_margin: float = Field(default=0.05, ge=0, le=1)
     min_main_part: float = Field(default=0.85, ge=0, le=1)
     max_hole: float = Field(default=0.01, ge=0, le=1)
+    max_cut: float = Field(default=0.075, ge=0, le=1)
     estimate_zones: bool = True
 
 
@@ -59,8 +62,8 @@ class Segment(Stage):
         mattes: list[Segmentation] = self.models["segmenter"].segment(image, prompts) if prompts else []
         regions: list[Region] = []
         rejects: list[Reject] = []
-        for region, matte in zip(source.regions, mattes, strict=True):
-            mask, problem = self._mask(matte)
+        for region, prompt, matte in zip(source.regions, prompts, mattes, strict=True):
+            mask, problem = self._mask(matte, prompt)
             if mask is None:
                 rejects.append(region_reject(self.name, source, region, *problem))
             else:
@@ -74,7 +77,7 @@ class Segment(Stage):
         grown = Box.from_list(region.box).expand(self.config.prompt_margin)
         return Box.from_list(box_list(grown, grid))
 
-    def _mask(self, matte: Segmentation) -> tuple[Mask | None, tuple[str, str]]:
+    def _mask(self, matte: Segmentation, prompt: Box) -> tuple[Mask | None, tuple[str, str]]:
         """The main part of the matte with small holes filled, or the reason why there is none."""
         raw = Mask(matte.alpha > ALPHA)
         if not raw.area:
@@ -83,10 +86,27 @@ class Segment(Stage):
         share = main.area / raw.area
         if share < self.config.min_main_part:
             return None, ("scattered_mask", f"the largest part is only {share:.0%} of the mask")
+        cut = cut_by_box(main, prompt)
+        if cut > self.config.max_cut:
+            return None, ("cut_by_box", f"{cut:.0%} of the outline lies on the edges of the box")
         limit = self.config.max_hole * main.area
         small = [hole for hole in (main.fill_holes() - main).components() if hole.area <= limit]
         filled = np.logical_or.reduce([main.array, *(hole.array for hole in small)])
         return Mask(filled), ("", "")
+
+
+def cut_by_box(mask: Mask, box: Box) -> float:
+    """Part of a mask's outline, 0..1, that lies on those edges of the box that are not the image's own border."""
+    array = mask.array
+    edge = array & ~cv2.erode(array.astype(np.uint8), np.ones((3, 3), np.uint8), borderValue=0).astype(np.bool_)
+    height, width = mask.shape
+    x0, y0, x1, y1 = box.to_ints()
+    touched = np.zeros_like(array)
+    for position, size, axis in ((x0, width, 1), (x1 - 1, width, 1), (y0, height, 0), (y1 - 1, height, 0)):
+        if 1 < position < size - 2:
+            line = slice(position - 1, position + 2)
+            touched[(slice(None), line) if axis else (line, slice(None))] = True
+    return float((edge & touched).sum() / max(edge.sum(), 1))
 
 
 def region_reject(stage: str, source: Source, region: Region, reason: str, detail: str) -> Reject:

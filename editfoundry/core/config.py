@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -109,11 +109,20 @@ def _explain(model: type[BaseModel], detail: Any, where: str) -> str:
 
 
 def _known_keys(model: type[BaseModel], location: list[str]) -> list[str]:
+    """Keys of the model at that place; positions in a list of models are passed over."""
     current: Any = model
     for part in location:
-        field = current.model_fields.get(part) if _is_model(current) else None
-        current = field.annotation if field else None
+        if not part.isdigit():
+            field = current.model_fields.get(part) if _is_model(current) else None
+            current = _model_in(field.annotation) if field else None
     return list(current.model_fields) if _is_model(current) else []
+
+
+def _model_in(annotation: Any) -> Any:
+    """The model itself, or the first one inside `tuple[Model, ...]`, `Model | None` and the like."""
+    if _is_model(annotation):
+        return annotation
+    return next((model for model in map(_model_in, get_args(annotation)) if model is not None), None)
 
 
 def _is_model(value: Any) -> bool:
