@@ -52,7 +52,7 @@ def _texture(lab: NDArray[np.float32]) -> NDArray[np.float32]:
 def _sky(lab: NDArray[np.float32]) -> Box | None:
     """The deepest full-width band at the top that is smooth and blue."""
     light, blue = lab[..., 0], lab[..., 2]
-    like = (_texture(lab) < SMOOTH) & (blue < -8) & (light > 35) & (lab[..., 1] < 12)
+    like = (_texture(lab) < SMOOTH) & (blue < -8) & (light > 35) & (lab[..., 1] < 30)
     rows = like.mean(axis=1) > 0.97
     depth = len(rows) if rows.all() else int(np.argmin(rows))
     if depth < MIN_SKY * len(rows) or depth > 0.9 * len(rows):
