@@ -1,4 +1,4 @@
-"""The rows that flow through the engine. Records are immutable and JSON-able.
+"""The rows that flow through the engine.
 
 A `Source` is one photograph (or one frame pair of a video) from ingest to qualify; instruct makes it into `Sample`s, one
 conversation graph each: node 0 is the starting image, node *i* the result of turn *i* (counted from 1).
@@ -199,3 +199,17 @@ class Sample(Record):
     edges: tuple[Edge, ...] = ()
     donors: tuple[str, ...] = ()
     split: Split = "train"
+
+    def reject(self, stage: str, reason: str, detail: str, score: float | None = None) -> Reject:
+        """The reject that ends this sample at a stage."""
+        return Reject(
+            stage=stage,
+            id=self.id,
+            reason=reason,
+            detail=detail,
+            unit="sample",
+            type=self.turns[0].type if self.kind == "single" else self.kind,
+            score=score,
+            source_sha256=self.source.sha256,
+            donors=self.donors,
+        )

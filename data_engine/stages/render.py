@@ -60,16 +60,7 @@ class Render(Stage):
                 edits.append(recipe(turn.type).render(nodes[turn.parent], turn, tools))
                 nodes.append(edits[-1].scene)
         except Refused as refused:
-            return Reject(
-                stage=self.name,
-                id=sample.id,
-                reason=refused.reason,
-                detail=refused.detail,
-                unit="sample",
-                type=sample.turns[0].type if sample.kind == "single" else sample.kind,
-                source_sha256=sample.source.sha256,
-                donors=sample.donors,
-            )
+            return sample.reject(self.name, refused.reason, refused.detail)
         return self._store(sample, nodes, edits)
 
     def _store(self, sample: Sample, nodes: Sequence[Scene], edits: Sequence[Edited]) -> Item:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from time import perf_counter
 from typing import ClassVar
 
 import numpy as np
@@ -59,7 +58,6 @@ class Verify(Stage):
             return embedding
 
         self.alone = alone
-        self.seconds = dict.fromkeys(self.config.gates, 0.0)
 
     def process(self, batch: Sequence[Item]) -> list[Outcome]:
         return [[self._verify(item)] for item in batch]
@@ -70,24 +68,13 @@ class Verify(Stage):
         views = [self._view(sample, edge, pixels, item) for edge in sample.edges]
         values: list[Values] = [{} for _ in views]
         for gate in self.config.gates:
-            started = perf_counter()
-            try:
-                for view, measured in zip(views, values, strict=True):
-                    measured |= GATES[gate](view, self.config.thresholds)
-            except GateFailed as failed:
-                return Reject(
-                    stage=self.name,
-                    id=sample.id,
-                    reason=failed.reason,
-                    detail=failed.detail,
-                    unit="sample",
-                    type=sample.turns[0].type if sample.kind == "single" else sample.kind,
-                    score=failed.score,
-                    source_sha256=sample.source.sha256,
-                    donors=sample.donors,
-                )
-            finally:
-                self.seconds[gate] += perf_counter() - started
+            with self.meter.timed(gate):
+                try:
+                    for view, measured in zip(views, values, strict=True):
+                        measured |= GATES[gate](view, self.config.thresholds)
+                except GateFailed as failed:
+                    self.meter.refuse(gate)
+                    return sample.reject(self.name, failed.reason, failed.detail, failed.score)
         edges = tuple(
             edge.model_copy(update={"gates": measured}) for edge, measured in zip(sample.edges, values, strict=True)
         )
