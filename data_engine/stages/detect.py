@@ -208,6 +208,7 @@ class Detect(Stage):
             box=source.motion.before,
             detector="detector",
             detector_score=round(min(scores), 4),
+            box_area=round(boxes[0].area / (source.grid[0] * source.grid[1]), 6),
         )
         faces = self.models["faces"].faces(item.pixels[0])
         return [Item(source.model_copy(update={"regions": (region,), "counts": {"person": 1}, "faces": len(faces)}))]
