@@ -18,8 +18,8 @@ ALLOCATE = "block = b'x' * (80 << 20); print('ready', flush=True); input()"
 def test_peak_memory_counts_the_whole_process_tree() -> None:
     with PeakMemory() as alone:
         pass
-    with PeakMemory() as memory, subprocess.Popen([sys.executable, "-c", ALLOCATE], stdin=subprocess.PIPE,
-                                                  stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen([sys.executable, "-c", ALLOCATE], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
         with PeakMemory() as during:
@@ -27,7 +27,6 @@ def test_peak_memory_counts_the_whole_process_tree() -> None:
         child.communicate("\n")
     assert alone.peak > 10 << 20
     assert during.peak - alone.peak > 70 << 20
-    assert memory.peak >= 80 << 20
 
 
 @pytest.mark.slow
