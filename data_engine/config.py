@@ -2,7 +2,6 @@
 
 from typing import Literal
 
-from editfoundry.data_engine.stages.emit import EmitConfig
 from pydantic import Field
 
 from editfoundry.core.config import Config
@@ -10,6 +9,7 @@ from editfoundry.data_engine.stages.caption import CaptionConfig
 from editfoundry.data_engine.stages.catalogue import CatalogueConfig
 from editfoundry.data_engine.stages.detect import DetectConfig
 from editfoundry.data_engine.stages.duplicates import DuplicatesConfig
+from editfoundry.data_engine.stages.emit import EmitConfig
 from editfoundry.data_engine.stages.filter import FilterConfig
 from editfoundry.data_engine.stages.ingest import IngestConfig
 from editfoundry.data_engine.stages.instruct import InstructConfig

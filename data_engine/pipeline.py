@@ -1,12 +1,11 @@
 """The one order of stages. `duplicates` and `catalogue` are barriers; the other ten are the pipeline users know."""
 
-from editfoundry.data_engine.stages.emit import Emit
-
 from editfoundry.data_engine.stages.base import Stage
 from editfoundry.data_engine.stages.caption import Caption
 from editfoundry.data_engine.stages.catalogue import Catalogue
 from editfoundry.data_engine.stages.detect import Detect
 from editfoundry.data_engine.stages.duplicates import Duplicates
+from editfoundry.data_engine.stages.emit import Emit
 from editfoundry.data_engine.stages.filter import Filter
 from editfoundry.data_engine.stages.ingest import Ingest
 from editfoundry.data_engine.stages.instruct import Instruct

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from editfoundry.models.embedded.compositing import Layer, composite, support
 from numpy.typing import NDArray
 
 from editfoundry.core.geometry import Mask
+from editfoundry.models.embedded.compositing import Layer, composite, support
 
 Image = NDArray[np.uint8]
 
