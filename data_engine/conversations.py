@@ -16,6 +16,7 @@ from editfoundry.data_engine.records import Donor, Placement
 from editfoundry.data_engine.wording import a, fill
 
 Words = Mapping[str, Sequence[str]]
+COLOUR_WORDS = frozenset(PAINTS) | {"white", "black", "gray", "brown", "teal"}
 COLOURS = tuple(name for name, paint in PAINTS.items() if paint.lab is not None)
 
 
@@ -90,10 +91,12 @@ def _memory(plan: Plan, words: Words) -> Graph:
 
 def _memory_colour(plan: Plan, words: Words) -> Graph:
     colour = str(plan.rng.choice(COLOURS))
-    first, one = plan.place(accept=lambda d: colour in choices(d.colour))
-    second, two = plan.place(
-        name="o2", avoid=(one,), accept=lambda d: colour in choices(d.colour) and d.label != first.label
-    )
+
+    def neutral(donor: Donor) -> bool:
+        return colour in choices(donor.colour) and not COLOUR_WORDS & set(donor.label.split())
+
+    first, one = plan.place(accept=neutral)
+    second, two = plan.place(name="o2", avoid=(one,), accept=lambda d: neutral(d) and d.label != first.label)
     return Graph(
         (
             PlannedTurn("add", 0, _add(plan, first, one, colour), words["add"]),

@@ -33,7 +33,7 @@ class Thresholds(Config):
     min_changed_difference: float = 11.0
     min_prominence: float = 0.085
     min_style_difference: float = 8.0
-    min_structure: float = 0.25
+    min_structure: float = 0.5
     max_background_motion: float = 0.004
     min_recognition_gain: float = 0.02
     max_scorer_drop: float = 0.08

@@ -1,7 +1,7 @@
 """The rows that flow through the engine.
 
-A `Source` is one photograph (or one frame pair of a video) from ingest to qualify; instruct makes it into `Sample`s, one
-conversation graph each: node 0 is the starting image, node *i* the result of turn *i* (counted from 1).
+A `Source` is one photograph (or one frame pair of a video) from ingest to qualify; instruct makes it into `Sample`s,
+one conversation graph each: node 0 is the starting image, node *i* the result of turn *i* (counted from 1).
 Boxes are [x0, y0, x1, y1] in pixels of the source's grid; masks are COCO compressed RLE on the grid.
 """
 

@@ -8,8 +8,8 @@ from typing import Any
 RANKS = 1000
 _LOWER_IS_BETTER = frozenset({"outside_max", "outside_mean", "background_motion", "still_there", "quality_drop",
                               "seam", "ghost"})
-_HIGHER_IS_BETTER = frozenset({"change_share", "prominence", "change_strength", "change_iou", "structure", "object_share",
-                               "recognition", "recognition_gain"})
+_HIGHER_IS_BETTER = frozenset({"change_share", "prominence", "change_strength", "change_iou", "structure",
+                               "object_share",                                "recognition", "recognition_gain"})
 _NEAR_ONE_IS_BETTER = frozenset({"texture"})
 
 

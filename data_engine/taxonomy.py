@@ -106,7 +106,7 @@ TYPES: dict[str, EditType] = {
             "editfoundry.data_engine.recipes.motion:MotionRecipe",
             (
                 "Let {the_object} {position} {result}.",
-                "Show {the_object} {position} a moment later: it should {result}.",
+                "Show the scene a moment later: {the_object} {position} should {result}.",
                 "Have {the_object} {position} {result}, keeping the scene the same.",
             ),
         ),

@@ -19,6 +19,7 @@ _IRREGULAR = {
     "wolf": "wolves",
     "calf": "calves",
     "foot": "feet",
+    "woodlouse": "woodlice",
     "scissors": "scissors",
     "pliers": "pliers",
     "broccoli": "broccoli",
@@ -49,6 +50,7 @@ def a(noun: str) -> str:
 
 def plural(noun: str) -> str:
     """English plural of a noun phrase's last word: `red apples`, `mice`, `sheep`, `berries`, `brushes`."""
+    noun, of, rest_of = noun.partition(" of ")
     *rest, head = noun.split()
     if head in _IRREGULAR:
         word = _IRREGULAR[head]
@@ -60,7 +62,7 @@ def plural(noun: str) -> str:
         word = head + "es"
     else:
         word = head + "s"
-    return " ".join([*rest, word])
+    return " ".join([*rest, word]) + of + rest_of
 
 
 def fill(templates: Sequence[str], fields: Mapping[str, str], rng: np.random.Generator) -> str:

@@ -40,10 +40,9 @@ class Adjust(Recipe):
 
     def plan(self, plan: Plan) -> Iterator[Draft]:
         if plan.origin == "photograph":
-            regions = plan.objects()
-            if not regions:
-                raise Refused("no_object", "no object of this photograph is surely known")
-            lone = [r for r in regions if plan.source.counts.get(r.label, 1) == 1 and r.label not in NEVER_PAINTED]
+            lone = [r for r in plan.lone_objects() if r.label not in NEVER_PAINTED]
+            if not lone:
+                raise Refused("no_object", "no lone object of this photograph is surely known and may be painted")
             for name in plan.rng.permutation(list(PAINTS)):
                 for region in lone:
                     fields = object_fields(region.label, plan.where(region.box), PAINTS[name].words)

@@ -21,10 +21,10 @@ class Background(Recipe):
     type = "background"
 
     def plan(self, plan: Plan) -> Iterator[Draft]:
-        regions = [r for r in plan.objects() if r.area >= 0.04]
+        regions = [r for r in plan.lone_objects() if r.area >= 0.04]
         others = [b for b in plan.backgrounds if b.sha256 != plan.source.sha256]
         if not regions:
-            raise Refused("no_object", "no object large enough to keep in front of a new background")
+            raise Refused("no_object", "no lone object large enough to keep in front of a new background")
         if not others:
             raise Refused("no_background", "the catalogue holds no other photograph fit to be a background")
         for region in regions:

@@ -10,12 +10,16 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from editfoundry.core.geometry import Box, Grid, Mask, position_words, resize
+from editfoundry.data_engine.paint import colour_distance
 from editfoundry.data_engine.placement import place_donor
 from editfoundry.data_engine.records import Donor, Placement, Region, Source, Turn
 from editfoundry.data_engine.scene import Image, Scene, changed
 from editfoundry.data_engine.taxonomy import TYPES
 from editfoundry.data_engine.wording import POSITIONS, a
 from editfoundry.models.embedded.compositing import Layer, make_layer
+
+MIN_VISIBLE = 14.0
+"""Mean CIE76 difference between a placed object and its background below which a reader would miss it."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,10 @@ class Plan:
     def objects(self) -> list[Region]:
         """Qualified object regions of the photograph."""
         return [r for r in self.source.regions if r.kind == "object" and r.qualified]
+
+    def lone_objects(self) -> list[Region]:
+        """Those whose label names only one thing in the photograph."""
+        return [r for r in self.objects() if self.source.counts.get(r.label, 1) == 1]
 
     def place(
         self,
@@ -133,7 +141,15 @@ class Tools(ABC):
         )
 
     def place(self, scene: Scene, placement: Placement) -> Scene:
-        return scene.with_layer(placement.object, self.layer(scene, placement))
+        """The scene with the donor in it. Refused when it can hardly be told from what is behind it."""
+        layer = self.layer(scene, placement)
+        after = scene.with_layer(placement.object, layer)
+        rows, columns = layer.window
+        before = scene.without(placement.object).pixels
+        seen = colour_distance(before[rows, columns], after.pixels[rows, columns], layer.alpha > 0.5)
+        if seen < MIN_VISIBLE:
+            raise Refused("blends_in", f"{placement.label} differs by {seen:.1f} from what is behind it")
+        return after
 
 
 @dataclass(frozen=True)

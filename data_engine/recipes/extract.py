@@ -18,7 +18,7 @@ class Extract(Recipe):
 
     def plan(self, plan: Plan) -> Iterator[Draft]:
         if plan.origin == "photograph":
-            regions = [r for r in plan.objects() if plan.source.counts.get(r.label, 1) == 1]
+            regions = plan.lone_objects()
             if not regions:
                 raise Refused("no_object", "no lone object of this photograph is surely known")
             for region in regions:

@@ -15,9 +15,8 @@ def removable(plan: Plan) -> list[Region]:
     width, height = plan.source.grid
     found = [
         r
-        for r in plan.objects()
+        for r in plan.lone_objects()
         if r.area <= 0.85 * MAX_INPAINT_FRACTION
-        and plan.source.counts.get(r.label, 1) == 1
         and r.box[0] > 2
         and r.box[1] > 2
         and r.box[2] < width - 2

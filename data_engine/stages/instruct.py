@@ -221,9 +221,8 @@ class Instruct(Stage):
         reworded = " ".join(
             self.models["paraphraser"].paraphrase(text, seed_for(self.run.seed, key, "paraphrase")).split()
         )
-        wrong = problems(
-            reworded, (*draft.names, *filter(None, (draft.fields.get("position"), draft.fields.get("result"))))
-        )
+        kept = (value for value in draft.fields.values() if value and value in text)
+        wrong = problems(reworded, (*draft.names, *kept))
         if not wrong and same_request(text, reworded) and not _misplaced(reworded, draft, source):
             return reworded
         outcome.append(self._candidate(key, source, planned.type, Refused("paraphrase_refused", reworded[:200])))

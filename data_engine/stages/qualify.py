@@ -35,7 +35,7 @@ class QualifyConfig(Config):
     max_fill: float = Field(default=0.97, ge=0, le=1)
     max_on_frame: float = Field(default=0.35, ge=0, le=1)
     min_contrast: float = Field(default=10.0, ge=0)
-    min_visible: float = Field(default=0.7, ge=0, le=1)
+    min_visible: float = Field(default=0.9, ge=0, le=1)
     min_box: float = Field(default=0.8, ge=0)
     min_scorer: float | None = None
     contained: float = Field(default=0.9, gt=0, le=1)

@@ -25,5 +25,5 @@ class ImageError(EditFoundryError):
         self.reason = reason
 
 
-class ModelMissing(EditFoundryError):  # noqa: N818 - names a state, as ImportError's ModuleNotFound does
+class ModelMissing(EditFoundryError):
     """A weight file is not in the model cache; the message names the command that fetches it."""

@@ -76,10 +76,8 @@ def samples(outcome: list[Item | Reject]) -> list[Sample]:
 
 
 EVERYTHING = {
-    "donor_rates": {
-        n: 2 for n in ("add", "remove", "replace", "adjust", "extract", "visual", "compose", "move", "resize", "count")
-    },
-    "conversation_rates": {k: 2 for k in CONVERSATION_WORDS},
+    "donor_rates": dict.fromkeys(set(TYPES) - {"background", "style", "motion"}, 2),
+    "conversation_rates": dict.fromkeys(CONVERSATION_WORDS, 2),
 }
 
 

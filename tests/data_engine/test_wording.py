@@ -55,6 +55,8 @@ def test_indefinite_article(noun: str, expected: str) -> None:
         ("key", "keys"),
         ("glass", "glasses"),
         ("fox", "foxes"),
+        ("ear of corn", "ears of corn"),
+        ("woodlouse", "woodlice"),
     ],
 )
 def test_plural(noun: str, expected: str) -> None:
