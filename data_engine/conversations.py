@@ -84,7 +84,7 @@ def _replace(plan: Plan, donor: Donor, placement: Placement) -> Draft:
 
 
 def _memory(plan: Plan, words: Words) -> Graph:
-    if plan.rng.random() < 0.5:
+    if plan.rng.random() < 0.65:
         return _memory_colour(plan, words)
     return _memory_side(plan, words)
 

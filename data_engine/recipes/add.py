@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from editfoundry.data_engine.paint import PAINTS
-from editfoundry.data_engine.recipes.adjust import painted
 from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Tools, change_mask, object_fields
 from editfoundry.data_engine.recipes.remove import removable, without_region
 from editfoundry.data_engine.records import Placement, Turn
@@ -55,7 +54,5 @@ class Add(Recipe):
             after = scene.with_base(tools.original)
             return Edited(after, change_mask(scene, after, tools.region_mask(turn.target)))
         placement = Placement.model_validate(turn.operation["placement"])
-        after = tools.place(scene, placement)
-        if "paint" in turn.operation:
-            after, _ = painted(after, placement.object, PAINTS[turn.operation["paint"]], tools)
+        after = tools.place(scene, placement, PAINTS.get(turn.operation.get("paint", "")))
         return Edited(after, change_mask(scene, after, after.touched((placement.object,))))

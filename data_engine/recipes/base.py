@@ -3,14 +3,14 @@
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from editfoundry.core.geometry import Box, Grid, Mask, position_words, resize
-from editfoundry.data_engine.paint import colour_distance
+from editfoundry.data_engine.paint import Paint, colour_distance, repaint
 from editfoundry.data_engine.placement import place_donor
 from editfoundry.data_engine.records import Donor, Placement, Region, Source, Turn
 from editfoundry.data_engine.scene import Image, Scene, changed
@@ -140,9 +140,11 @@ class Tools(ABC):
             placement.flip,
         )
 
-    def place(self, scene: Scene, placement: Placement) -> Scene:
-        """The scene with the donor in it. Refused when it can hardly be told from what is behind it."""
+    def place(self, scene: Scene, placement: Placement, paint: Paint | None = None) -> Scene:
+        """The scene with the donor in it, painted if asked. Refused when it can hardly be told from what is behind it."""
         layer = self.layer(scene, placement)
+        if paint is not None:
+            layer = replace(layer, rgb=repaint(layer.rgb, (layer.alpha > 0).astype(np.float32), paint))
         after = scene.with_layer(placement.object, layer)
         rows, columns = layer.window
         before = scene.without(placement.object).pixels
