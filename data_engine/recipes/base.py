@@ -141,7 +141,7 @@ class Tools(ABC):
         )
 
     def place(self, scene: Scene, placement: Placement, paint: Paint | None = None) -> Scene:
-        """The scene with the donor in it, painted if asked. Refused when it can hardly be told from what is behind it."""
+        """The scene with the donor in it, painted if asked. Refused when it can hardly be told from its background."""
         layer = self.layer(scene, placement)
         if paint is not None:
             layer = replace(layer, rgb=repaint(layer.rgb, (layer.alpha > 0).astype(np.float32), paint))

@@ -16,7 +16,10 @@ from editfoundry.data_engine.stages.base import Artifacts, Item
 from editfoundry.data_engine.stages.instruct import Instruct
 from editfoundry.data_engine.taxonomy import CONVERSATION_WORDS, TYPES
 
-LABELS = ("rooster", "red ball", "green crate", "blue mug", "gray stone", "black cat", "white goose", "yellow lemon")
+THINGS = {
+    "rooster": "brown", "ball": "red", "crate": "green", "mug": "blue", "stone": "gray", "black cat": "black",
+    "goose": "white", "lemon": "yellow",
+}  # fmt: skip
 
 
 class Library(Artifacts):
@@ -43,10 +46,10 @@ def donors(split: str = "train") -> list[Donor]:
             height_m=0.2,
             width=160,
             height=160,
-            colour=label.split()[0],
+            colour=colour,
             split=split,
         )
-        for i, label in enumerate(LABELS)
+        for i, (label, colour) in enumerate(THINGS.items())
     ]
 
 
@@ -195,3 +198,9 @@ def test_version_backtracking_returns_to_the_first_result() -> None:
         assert [t.type for t in graph.turns] == ["add", "replace", "adjust"]
         assert [t.parent for t in graph.turns] == [0, 1, 1]
         assert graph.turns[2].draft.target_label == graph.turns[0].draft.target_label
+
+
+def test_a_premise_of_colour_never_meets_a_label_that_says_another() -> None:
+    for graph in graphs("content_memory"):
+        if "half" not in graph.premise:
+            assert "black cat" not in {turn.draft.target_label for turn in graph.turns}
