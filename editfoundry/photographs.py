@@ -51,6 +51,7 @@ class LockedFile(Config):
     bytes: int = Field(gt=0)
 
 
+FOLDERS = ("photographs", "cutouts", "styles", "videos")
 FileName = Annotated[str, StringConstraints(pattern=r"^(photographs|cutouts|styles|videos)/[0-9a-z_][0-9a-z_.]*$")]
 
 
@@ -109,7 +110,8 @@ def fetch(target: Path | None = None, progress: Progress = _silent, lock: Lock |
     missing = _missing(lock, home)
     if not missing:
         return Fetched(home, len(lock.files), 0)
-    home.mkdir(parents=True, exist_ok=True)
+    for folder in FOLDERS:
+        (home / folder).mkdir(parents=True, exist_ok=True)
     with FileLock(home / ".lock"):
         missing = _missing(lock, home)
         wanted = {name: {key: file for key, file in missing.items() if file.carrier == name} for name in lock.carriers}

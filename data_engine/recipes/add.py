@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from editfoundry.data_engine.paint import PAINTS
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Tools, change_mask, object_fields
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Tools, change_mask, on_donor, on_region
 from editfoundry.data_engine.recipes.remove import removable, without_region
 from editfoundry.data_engine.records import Placement, Turn
 from editfoundry.data_engine.scene import Scene
@@ -23,28 +23,11 @@ class Add(Recipe):
     def plan(self, plan: Plan) -> Iterator[Draft]:
         if plan.origin == "photograph":
             for region in removable(plan):
-                fields = object_fields(region.label, plan.where(region.box))
-                yield Draft(
-                    {"reversed": True},
-                    fields,
-                    target=region.id,
-                    target_label=region.label,
-                    result_phrase=region.label,
-                    names=(region.label,),
-                    origin="photograph",
-                )
+                yield on_region(plan, region, {"reversed": True}, phrase=region.label)
             return
         while True:
             donor, placement = plan.place()
-            yield Draft(
-                adding(placement),
-                object_fields(donor.label, plan.where(placement.box)),
-                target="o1",
-                target_label=donor.label,
-                result_phrase=donor.label,
-                names=(donor.label,),
-                donors=(donor.sha256,),
-            )
+            yield on_donor(plan, donor, placement, adding(placement), phrase=donor.label, initial=False)
 
     def start(self, scene: Scene, turn: Turn, tools: Tools) -> Scene:
         return without_region(scene, turn.target, tools) if turn.operation.get("reversed") else scene

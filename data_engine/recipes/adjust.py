@@ -7,7 +7,17 @@ import numpy as np
 
 from editfoundry.core.geometry import Mask
 from editfoundry.data_engine.paint import PAINTS, Paint, choices, colour_distance, repaint
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, change_mask, object_fields
+from editfoundry.data_engine.recipes.base import (
+    Draft,
+    Edited,
+    Plan,
+    Recipe,
+    Refused,
+    Tools,
+    change_mask,
+    on_donor,
+    on_region,
+)
 from editfoundry.data_engine.records import Turn
 from editfoundry.data_engine.scene import Scene
 
@@ -43,33 +53,16 @@ class Adjust(Recipe):
             lone = [r for r in plan.lone_objects() if r.label not in NEVER_PAINTED]
             if not lone:
                 raise Refused("no_object", "no lone object of this photograph is surely known and may be painted")
-            for name in plan.rng.permutation(list(PAINTS)):
+            for name in plan.rng.permutation(list(PAINTS)).tolist():
                 for region in lone:
-                    fields = object_fields(region.label, plan.where(region.box), PAINTS[name].words)
-                    yield Draft(
-                        {"paint": str(name)},
-                        fields,
-                        target=region.id,
-                        target_label=region.label,
-                        result_phrase=f"{name} {region.label}",
-                        names=(region.label,),
-                        origin="photograph",
-                    )
+                    words, phrase = PAINTS[name].words, f"{name} {region.label}"
+                    yield on_region(plan, region, {"paint": name}, result=words, phrase=phrase)
             return
         while True:
             donor, placement = plan.place()
             name = str(plan.rng.choice(choices(donor.colour)))
-            fields = object_fields(donor.label, plan.where(placement.box), PAINTS[name].words)
-            yield Draft(
-                {"paint": name},
-                fields,
-                initial=(placement,),
-                target="o1",
-                target_label=donor.label,
-                result_phrase=f"{name} {donor.label}",
-                names=(donor.label,),
-                donors=(donor.sha256,),
-            )
+            words, phrase = PAINTS[name].words, f"{name} {donor.label}"
+            yield on_donor(plan, donor, placement, {"paint": name}, result=words, phrase=phrase)
 
     def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         after, inside = painted(scene, turn.target, PAINTS[turn.operation["paint"]], tools)

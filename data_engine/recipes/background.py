@@ -7,12 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from editfoundry.core.geometry import Grid, Mask
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, object_fields
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, on_region
 from editfoundry.data_engine.records import Turn
 from editfoundry.data_engine.scene import Image, Scene
 
 LIGHT_TRANSFER = 0.3
 KEPT_INSET = 5
+MIN_AREA = 0.04
 
 
 class Background(Recipe):
@@ -21,7 +22,7 @@ class Background(Recipe):
     type = "background"
 
     def plan(self, plan: Plan) -> Iterator[Draft]:
-        regions = [r for r in plan.lone_objects() if r.area >= 0.04]
+        regions = [r for r in plan.lone_objects() if r.area >= MIN_AREA]
         others = [b for b in plan.backgrounds if b.sha256 != plan.source.sha256]
         if not regions:
             raise Refused("no_object", "no lone object large enough to keep in front of a new background")
@@ -29,18 +30,9 @@ class Background(Recipe):
             raise Refused("no_background", "the catalogue holds no other photograph fit to be a background")
         for region in regions:
             for index in plan.rng.permutation(len(others)):
-                scene = others[index]
-                fields = object_fields(region.label, plan.where(region.box), scene.label)
-                yield Draft(
-                    {"background": scene.sha256},
-                    fields,
-                    target=region.id,
-                    target_label=region.label,
-                    result_phrase=scene.label,
-                    names=(region.label,),
-                    origin="photograph",
-                    donors=(scene.sha256,),
-                )
+                new = others[index]
+                operation = {"background": new.sha256}
+                yield on_region(plan, region, operation, result=new.label, phrase=new.label, others=(new,))
 
     def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         foreground = tools.region_mask(turn.target)

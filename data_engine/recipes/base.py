@@ -210,6 +210,53 @@ def object_fields(label: str, position: str, result: str = "") -> dict[str, str]
     return {"a_object": a(label), "the_object": f"the {label}", "object": label, "position": position, "result": result}
 
 
+def on_donor(
+    plan: Plan,
+    donor: Donor,
+    placement: Placement,
+    operation: dict[str, Any],
+    *,
+    result: str = "",
+    phrase: str = "",
+    initial: bool = True,
+    others: Sequence[Donor] = (),
+    named: Sequence[Donor] = (),
+) -> Draft:
+    """A draft about a placed donor, which stands in the source when `initial`. `named` are those the text must name."""
+    return Draft(
+        operation,
+        object_fields(donor.label, plan.where(placement.box), result),
+        initial=(placement,) if initial else (),
+        target=placement.object,
+        target_label=donor.label,
+        result_phrase=phrase,
+        names=(donor.label, *(other.label for other in named)),
+        donors=tuple(d.sha256 for d in (donor, *others)),
+    )
+
+
+def on_region(
+    plan: Plan,
+    region: Region,
+    operation: dict[str, Any],
+    *,
+    result: str = "",
+    phrase: str = "",
+    others: Sequence[Donor] = (),
+) -> Draft:
+    """A draft about an object that is really in the photograph."""
+    return Draft(
+        operation,
+        object_fields(region.label, plan.where(region.box), result),
+        target=region.id,
+        target_label=region.label,
+        result_phrase=phrase,
+        names=(region.label,),
+        origin="photograph",
+        donors=tuple(d.sha256 for d in others),
+    )
+
+
 def plain_reference(rgba: Image, side: int = 256) -> Image:
     """A cut-out centred on a plain light grey square [side, side, 3]: the reference image of a visual edit."""
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, object_fields
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, on_donor, on_region
 from editfoundry.data_engine.records import Turn
 from editfoundry.data_engine.scene import Scene
 from editfoundry.models.embedded.compositing import composite
@@ -22,28 +22,11 @@ class Extract(Recipe):
             if not regions:
                 raise Refused("no_object", "no lone object of this photograph is surely known")
             for region in regions:
-                yield Draft(
-                    {},
-                    object_fields(region.label, plan.where(region.box)),
-                    target=region.id,
-                    target_label=region.label,
-                    result_phrase=f"{region.label} on white",
-                    names=(region.label,),
-                    origin="photograph",
-                )
+                yield on_region(plan, region, {}, phrase=f"{region.label} on white")
             return
         while True:
             donor, placement = plan.place()
-            yield Draft(
-                {},
-                object_fields(donor.label, plan.where(placement.box)),
-                initial=(placement,),
-                target="o1",
-                target_label=donor.label,
-                result_phrase=f"{donor.label} on white",
-                names=(donor.label,),
-                donors=(donor.sha256,),
-            )
+            yield on_donor(plan, donor, placement, {}, phrase=f"{donor.label} on white")
 
     def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         white = np.full_like(scene.base, 255)

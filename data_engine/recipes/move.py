@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from editfoundry.core.geometry import Box
-from editfoundry.data_engine.recipes.base import Draft, Plan, Refused, object_fields, only
+from editfoundry.data_engine.recipes.base import Draft, Plan, Refused, on_donor, only
 from editfoundry.data_engine.recipes.replace import Replace
 
 MIN_SHIFT = 0.22
@@ -28,14 +28,6 @@ class Move(Replace):
                 continue
             goal = there.replace("in the ", "the ").replace("on the ", "the ").replace("at the ", "the ")
             same_way = end.model_copy(update={"flip": start.flip})
-            yield Draft(
-                same_way.model_dump(mode="json"),
-                object_fields(donor.label, here, goal),
-                initial=(start,),
-                target="o1",
-                target_label=donor.label,
-                result_phrase=donor.label,
-                names=(donor.label,),
-                donors=(donor.sha256,),
-            )
+            operation = same_way.model_dump(mode="json")
+            yield on_donor(plan, donor, start, operation, result=goal, phrase=donor.label)
         raise Refused("no_room", "no second place for a donor in this photograph")

@@ -2,7 +2,17 @@
 
 from collections.abc import Iterator
 
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, change_mask, object_fields
+from editfoundry.data_engine.recipes.base import (
+    Draft,
+    Edited,
+    Plan,
+    Recipe,
+    Refused,
+    Tools,
+    change_mask,
+    on_donor,
+    on_region,
+)
 from editfoundry.data_engine.records import Region, Turn
 from editfoundry.data_engine.scene import Scene
 
@@ -47,26 +57,11 @@ class Remove(Recipe):
     def plan(self, plan: Plan) -> Iterator[Draft]:
         if plan.origin == "photograph":
             for region in removable(plan):
-                yield Draft(
-                    {},
-                    object_fields(region.label, plan.where(region.box)),
-                    target=region.id,
-                    target_label=region.label,
-                    names=(region.label,),
-                    origin="photograph",
-                )
+                yield on_region(plan, region, {})
             return
         while True:
             donor, placement = plan.place()
-            yield Draft(
-                {},
-                object_fields(donor.label, plan.where(placement.box)),
-                initial=(placement,),
-                target="o1",
-                target_label=donor.label,
-                names=(donor.label,),
-                donors=(donor.sha256,),
-            )
+            yield on_donor(plan, donor, placement, {})
 
     def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         if scene.has(turn.target):

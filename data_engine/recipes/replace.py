@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 
 from editfoundry.core.geometry import Box, Grid
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, change_mask, object_fields
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, change_mask, on_donor
 from editfoundry.data_engine.records import Donor, Placement, Turn
 from editfoundry.data_engine.scene import Scene
 from editfoundry.data_engine.wording import a
@@ -62,15 +62,15 @@ class Replace(Recipe):
         while True:
             old, placement = plan.place()
             new, placed = find_swap(plan, old, placement)
-            yield Draft(
+            yield on_donor(
+                plan,
+                old,
+                placement,
                 placed.model_dump(mode="json"),
-                object_fields(old.label, plan.where(placement.box), a(new.label)),
-                initial=(placement,),
-                target="o1",
-                target_label=old.label,
-                result_phrase=new.label,
-                names=(old.label, new.label),
-                donors=(old.sha256, new.sha256),
+                result=a(new.label),
+                phrase=new.label,
+                others=(new,),
+                named=(new,),
             )
 
     def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:

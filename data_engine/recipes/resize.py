@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from editfoundry.core.geometry import Box
-from editfoundry.data_engine.recipes.base import Draft, Plan, Refused, object_fields
+from editfoundry.data_engine.recipes.base import Draft, Plan, Refused, on_donor
 from editfoundry.data_engine.recipes.replace import Replace, swapped
 
 SCALES = ((1.6, "clearly larger"), (0.6, "clearly smaller"), (2.0, "about twice as tall"), (0.5, "about half as tall"))
@@ -22,16 +22,8 @@ class Resize(Replace):
             placed = swapped(start, donor, smaller, plan.grid, area_ratio=(0.2, 4.5))
             if placed is None or any(_overlap(placed.box, region.box) for region in plan.source.regions):
                 continue
-            yield Draft(
-                placed.model_dump(mode="json"),
-                object_fields(donor.label, plan.where(start.box), words),
-                initial=(start,),
-                target="o1",
-                target_label=donor.label,
-                result_phrase=donor.label,
-                names=(donor.label,),
-                donors=(donor.sha256,),
-            )
+            operation = placed.model_dump(mode="json")
+            yield on_donor(plan, donor, start, operation, result=words, phrase=donor.label)
         raise Refused("no_room", "no donor of this photograph can change its size in place")
 
 

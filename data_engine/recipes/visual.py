@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Tools, object_fields, plain_reference
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Tools, on_donor, plain_reference
 from editfoundry.data_engine.recipes.replace import Replace, find_swap
 from editfoundry.data_engine.records import Placement, Turn
 from editfoundry.data_engine.scene import Scene
@@ -18,16 +18,7 @@ class Visual(Recipe):
         while True:
             old, placement = plan.place()
             new, placed = find_swap(plan, old, placement)
-            yield Draft(
-                placed.model_dump(mode="json"),
-                object_fields(old.label, plan.where(placement.box)),
-                initial=(placement,),
-                target="o1",
-                target_label=old.label,
-                result_phrase=new.label,
-                names=(old.label,),
-                donors=(old.sha256, new.sha256),
-            )
+            yield on_donor(plan, old, placement, placed.model_dump(mode="json"), phrase=new.label, others=(new,))
 
     def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         edited = Replace().render(scene, turn, tools)

@@ -20,7 +20,7 @@ from editfoundry.data_engine.stages.ingest import split_of
 from editfoundry.models.protocols import Image
 
 MAX_DONOR_PIXELS = 64_000_000
-PLACES = ("ground", "water", "sky")
+PLACES = ("ground", "water")
 
 
 class CutoutLabel(Config):
@@ -70,7 +70,7 @@ class CatalogueConfig(Config):
 
     only_present: take the labelled cut-outs and styles that are there; otherwise a missing file is an error.
     min_cutout_side: long side in pixels that a cut-out needs. backgrounds: offer qualified photographs as backgrounds,
-    if they show open ground, water or sky, no face, no text and at most max_background_objects objects.
+    if they show open ground or water, no face, no text and at most max_background_objects objects.
     """
 
     cutouts: tuple[CutoutSpec, ...] = ()
