@@ -19,7 +19,7 @@ from editfoundry.data_engine.records import Edge, Sample, Turn
 from editfoundry.data_engine.taxonomy import TYPES
 
 Image = NDArray[np.uint8]
-Values = dict[str, float | str | bool | None]
+Values = dict[str, int | float | str | bool | None]
 
 
 class Thresholds(Config):
@@ -125,7 +125,7 @@ def geometry(view: EdgeView, limits: Thresholds) -> Values:
     most = 1.0 if view.turn.type == "background" else limits.max_mask
     if not limits.min_mask <= view.mask.fraction <= most:
         raise GateFailed("mask_size", f"the mask covers {view.mask.fraction:.2%} of the image", view.mask.fraction)
-    return {"outside_max": int(largest), "outside_mean": round(mean, 6)}
+    return {"outside_max": float(largest), "outside_mean": round(mean, 6)}
 
 
 def change(view: EdgeView, limits: Thresholds) -> Values:

@@ -184,7 +184,7 @@ class Edge(Record):
     mask: str = ""
     mask_fraction: float = 1.0
     reference: str = ""
-    gates: dict[str, float | str | bool | None] = Field(default_factory=dict)
+    gates: dict[str, int | float | str | bool | None] = Field(default_factory=dict)
 
 
 class Sample(Record):

@@ -25,7 +25,12 @@ from editfoundry.data_engine.rundir import RunDir
 
 THREAD_COUNTS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS",
                  "VECLIB_MAXIMUM_THREADS")
-WORKER_ENVIRONMENT = {**dict.fromkeys(THREAD_COUNTS, "1"), "PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false"}
+WORKER_ENVIRONMENT = {
+    **dict.fromkeys(THREAD_COUNTS, "1"),
+    "PYTHONHASHSEED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
+}
 
 
 @dataclass(frozen=True)
