@@ -43,8 +43,9 @@ class Listing:
                              "`editfoundry data run` makes a new version from them")
         return sources
 
-    @property
+    @cached_property
     def digest(self) -> str:
+        """Hash over every source's identity. Made once: it looks at each file."""
         return self.known.listing if self.known else _listing_digest(self.sources)
 
     @property

@@ -145,8 +145,12 @@ class TableWriter:
 
 def read_member(path: Path, span: Span) -> bytes:
     """A tar member's bytes. Raises RuntimeError if the file ends before the member does."""
-    with path.open("rb") as file:
-        data = os.pread(file.fileno(), span[1], span[0])
+    # No file object: making one would take longer than the read.
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        data = os.pread(descriptor, span[1], span[0])
+    finally:
+        os.close(descriptor)
     if len(data) != span[1]:
         raise RuntimeError(f"{path}: ends inside a member at byte {span[0]}; run `editfoundry data repair`")
     return data

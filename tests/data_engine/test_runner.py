@@ -55,6 +55,15 @@ def test_a_finished_run_runs_nothing_again(tmp_path: Path) -> None:
     assert toy.tree(tmp_path / "run" / "dataset") == before
 
 
+def test_sources_are_looked_at_once_however_many_stages_there_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                   ) -> None:
+    looks: list[str] = []
+    identity = toy.ToyFile.identity
+    monkeypatch.setattr(toy.ToyFile, "identity", lambda file: looks.append(file.id) or identity(file))
+    run(toy.write_sources(tmp_path / "src", 3), tmp_path / "run")
+    assert looks == ["s000", "s001", "s002"]
+
+
 def test_a_changed_template_runs_instruct_and_below_only(tmp_path: Path) -> None:
     sources = toy.write_sources(tmp_path / "src", 4)
     run(sources, tmp_path / "run")
