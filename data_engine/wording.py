@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from editfoundry.core.errors import ConfigError
+
 MAX_WORDS = 30
 _VOWEL_SOUND = re.compile(r"^(?:[aeio]|u(?!ni|k|s[ae]))", re.IGNORECASE)
 _IRREGULAR = {
@@ -66,14 +68,14 @@ def plural(noun: str) -> str:
 
 
 def fill(templates: Sequence[str], fields: Mapping[str, str], rng: np.random.Generator) -> str:
-    """One template, drawn by `rng`, with its fields filled. Raises ValueError naming a field the edit does not have."""
+    """One template, drawn by `rng`, with its fields filled. Raises ConfigError, naming the fields there are."""
     template = templates[int(rng.integers(len(templates)))]
     try:
         text = template.format_map(fields)
     except (KeyError, IndexError, ValueError, AttributeError) as error:
         known = ", ".join(sorted(fields))
-        raise ValueError(
-            f"template {template!r}: unknown field or bad braces ({error}); fields here: {known}"
+        raise ConfigError(
+            f"instruct.templates: {template!r}: unknown field or bad braces ({error}); fields here: {known}"
         ) from error
     text = re.sub(r"\s+([.,;:])", r"\1", " ".join(text.split()))
     return text[:1].upper() + text[1:]

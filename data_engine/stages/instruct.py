@@ -6,7 +6,7 @@ a rate leaves the other plans as they were.
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -56,7 +56,7 @@ class InstructConfig(Config):
         }
     )
     conversation_rates: dict[str, float] = Field(default_factory=lambda: dict.fromkeys(CONVERSATIONS, 0.2))
-    templates: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    templates: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(default_factory=dict)
     paraphrase: float = Field(default=0.0, ge=0, le=1)
 
     @field_validator("donor_rates", "photograph_rates", "templates")
