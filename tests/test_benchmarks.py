@@ -84,7 +84,8 @@ def test_shards(repository: Path, tmp_path: Path) -> None:
 def test_runner(repository: Path, tmp_path: Path) -> None:
     content = check(run(repository, tmp_path, "runner", "--records", "4", "--milliseconds", "1", "--shard-size", "2",
                         "--workers", "2", "--memory-records", "2", "20", "--memory-rounds", "1", "--json"), "runner")
-    assert [result["peer"] for result in content["results"]] == ["floor: bare loop, 2 processes", "bare loop, 1 process"]
+    peers = [result["peer"] for result in content["results"]]
+    assert peers == ["floor: bare loop, 2 processes", "bare loop, 1 process"]
     facts = content["facts"]
     assert set(facts["start_up_s_2"]) == SPREAD_KEYS
     assert facts["memory_records"] == [2, 20]
