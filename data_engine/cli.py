@@ -14,6 +14,7 @@ from editfoundry.core.hashing import canonical_json
 from editfoundry.data_engine.audit import Finding, Funnel, funnel, verify
 from editfoundry.data_engine.export import FORMATS, SPLIT_BYTES, export
 from editfoundry.data_engine.forget import forget
+from editfoundry.data_engine.ledger import full_disk_stops
 from editfoundry.data_engine.repair import repair
 from editfoundry.data_engine.rundir import RunDir, State
 from editfoundry.data_engine.stats import Stats, stats
@@ -85,7 +86,8 @@ def repair_command(run: Run, workers: Annotated[int, typer.Option(min=1, help="W
     def rerun(state: State) -> None:
         run_pipeline(config, run, workers=workers, known=state)
 
-    findings = repair(folder, rerun)
+    with full_disk_stops(run):
+        findings = repair(folder, rerun)
     _print_findings(findings, as_json=False)
     _say(f"{run}: {len(findings)} problems repaired" if findings else f"{run}: nothing to repair")
 
@@ -99,7 +101,8 @@ def forget_command(
     """Remove a source and everything made from it from every artifact of the run, for good."""
     if bool(digest) == bool(url):
         raise UsageError("data forget: give either --sha256 H or --url U")
-    done = forget(RunDir.existing(run), digest or url)
+    with full_disk_stops(run):
+        done = forget(RunDir.existing(run), digest or url)
     _say(f"{run}: forgot {done.sources} source(s); {done.rows} rows removed, {done.shards} shards compacted. "
          f"The report was deleted: `editfoundry data report {run}` writes it again")
 
@@ -131,7 +134,8 @@ def report_command(run: Run) -> None:
     """Write a self-contained HTML page about the run."""
     from editfoundry.data_engine.report import write_report
 
-    typer.echo(write_report(run))
+    with full_disk_stops(run):
+        typer.echo(write_report(run))
 
 
 def _print_findings(findings: list[Finding], as_json: bool) -> None:

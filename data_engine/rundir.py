@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from pydantic import ValidationError
@@ -104,7 +104,7 @@ class RunDir:
         return Tombstones.model_validate_json(self.tombstone_file.read_bytes())
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self) -> Iterator[Self]:
         """Be the only driver of this run, once every worker of an earlier one is gone. Raises RunLocked otherwise."""
         with (self.path / ".lock").open("a+") as mine, (self.path / ".workers").open("a") as workers:
             if not _try_lock(mine, fcntl.LOCK_EX):
@@ -115,7 +115,7 @@ class RunDir:
             mine.write(str(os.getpid()))
             mine.flush()
             _wait_for_workers(self.path, workers)
-            yield
+            yield self
 
     @contextmanager
     def worker_lock(self) -> Iterator[None]:

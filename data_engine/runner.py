@@ -16,7 +16,7 @@ from editfoundry.data_engine.execution import Plan, Task
 from editfoundry.data_engine.executors.base import Executor
 from editfoundry.data_engine.executors.local import LocalExecutor
 from editfoundry.data_engine.forget import finish_journal
-from editfoundry.data_engine.ledger import StageStore
+from editfoundry.data_engine.ledger import StageStore, full_disk_stops
 from editfoundry.data_engine.rundir import RunDir, StageState, State
 from editfoundry.data_engine.stages.base import Barrier, Stage
 from editfoundry.data_engine.stages.emit import Emit
@@ -141,8 +141,7 @@ def run(config: Any, path: Path, *, workers: int = 1, executor: Executor | None 
     """
     if workers < 1:
         raise UsageError(f"--workers {workers}: at least one worker is needed")
-    folder = RunDir.create(path)
-    with folder.lock():
+    with full_disk_stops(path), RunDir.create(path).lock() as folder:
         open_log(folder.logs, "driver")
         try:
             return _run(config, folder, stages or default_stages(), Listing(config, find or default_find(), known),

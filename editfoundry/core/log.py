@@ -37,12 +37,19 @@ class JsonLines(logging.Formatter):
         return line
 
 
+class RunLog(logging.FileHandler):
+    """A log file whose errors are errors: a full disk stops the run, instead of printing a traceback a line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        raise  # what emit is just handling
+
+
 def open_log(folder: Path, worker: str) -> logging.Logger:
     """The run's logger, writing to `folder/<worker>.jsonl` only. Calling it again moves it to the new file."""
     folder.mkdir(parents=True, exist_ok=True)
     logger = logging.getLogger(LOGGER)
     close_log()
-    handler = logging.FileHandler(folder / f"{worker}.jsonl", encoding="utf-8", errors="backslashreplace")
+    handler = RunLog(folder / f"{worker}.jsonl", encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(JsonLines(folder.parent.name, worker))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

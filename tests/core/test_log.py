@@ -41,3 +41,14 @@ def test_opening_again_moves_the_log_and_closing_silences_it(tmp_path: Path) -> 
     run_log().info("to nobody")
     assert (tmp_path / "logs/a.jsonl").read_text() == ""
     assert [line["message"] for line in lines(tmp_path / "logs/b.jsonl")] == ["once"]
+
+
+def test_a_log_that_cannot_be_written_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs/w.jsonl").symlink_to("/dev/full")
+    log = open_log(tmp_path / "logs", "w")
+    with pytest.raises(OSError, match="No space left"):
+        log.info("lost")
+    with pytest.raises(OSError, match="No space left"):
+        close_log()
+    assert capsys.readouterr().err == ""
