@@ -8,7 +8,7 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
@@ -23,6 +23,7 @@ from editfoundry.data_engine.executors.worker import WORKER_ENVIRONMENT, Done, F
 from editfoundry.data_engine.ledger import Commit
 
 SETUP_TIMEOUT_S = 1800.0
+FAREWELL_S = 10.0
 DEATHS_BEFORE_SEARCH = 2
 STRIKES_BEFORE_VERDICT = 2
 FAILED_STARTS_ALLOWED = 1
@@ -112,10 +113,16 @@ class LocalExecutor:
         return self
 
     def __exit__(self, *error: object) -> None:
+        """After a whole run workers are asked to leave, so that what they hold is released; else they are killed."""
+        if error[0] is None:
+            for worker in self._pool.values():
+                with suppress(OSError):
+                    worker.inbox.send(None)
+            for worker in self._pool.values():
+                worker.process.join(FAREWELL_S)
         for worker in self._pool.values():
             worker.lifeline.close()
             worker.process.kill()
-        for worker in self._pool.values():
             worker.process.join()
             worker.inbox.close()
         self._pool.clear()
