@@ -1,7 +1,7 @@
 """YAML → OmegaConf (interpolation, overrides) → pydantic; errors name the file, the key and the nearest valid key."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -12,15 +12,16 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from editfoundry.core.errors import ConfigError
+from editfoundry.core.yaml_text import load_yaml
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 CONFIG_ROOT = Path(__file__).parents[1] / "configs"
 
 
 class Config(BaseModel):
-    """Base of every configuration: frozen, and unknown keys are errors."""
+    """Base of every configuration: frozen; unknown keys, NaN and infinities are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 C = TypeVar("C", bound=BaseModel)
@@ -39,7 +40,7 @@ def load_config(model: type[C], path: str | Path, overrides: Sequence[str] = ())
     """Read `path`, apply `a.b=c` overrides in order, and validate into `model`.
 
     A path that does not exist is looked up among the packaged configs (`data/quickstart.yaml`).
-    Raises ConfigError with one line per problem.
+    Raises ConfigError, on one line, naming every wrong key.
     """
     file = find_config(path)
     tree = _read(file)
@@ -55,9 +56,23 @@ def load_config(model: type[C], path: str | Path, overrides: Sequence[str] = ())
 def find_config(path: str | Path) -> Path:
     """The file itself, or the packaged config of that name. Raises ConfigError naming both places."""
     for candidate in (Path(path), CONFIG_ROOT / path):
-        if candidate.is_file():
+        if _is_file(candidate):
             return candidate
     raise ConfigError(f"{path}: no such config file, nor a packaged one; packaged configs: {', '.join(_packaged())}")
+
+
+def read_yaml(file: Path) -> Any:
+    """Plain data of a YAML file, without interpolation. Raises ConfigError naming the file and what is wrong in it."""
+    try:
+        if file.stat().st_size > MAX_CONFIG_BYTES:
+            raise ConfigError(f"{file}: larger than {MAX_CONFIG_BYTES} bytes; split it, if it is the right file")
+        return load_yaml(file.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 text (byte {error.start})") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: not valid YAML: {_first_line(error)}") from error
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
 
 
 def validate(model: type[C], plain: Any, where: str) -> C:
@@ -65,7 +80,15 @@ def validate(model: type[C], plain: Any, where: str) -> C:
     try:
         return model.model_validate(plain)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(model, detail, where) for detail in error.errors())) from error
+        problems = [_explain(model, detail) for detail in _causes(error.errors())]
+        raise ConfigError(f"{where}: {'; '.join(problems)}") from error
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no file system takes
+        return False
 
 
 def _packaged() -> list[str]:
@@ -73,14 +96,10 @@ def _packaged() -> list[str]:
 
 
 def _read(file: Path) -> DictConfig:
-    if file.stat().st_size > MAX_CONFIG_BYTES:
-        raise ConfigError(f"{file}: larger than {MAX_CONFIG_BYTES} bytes; this is not a configuration")
     try:
-        tree = OmegaConf.create(yaml.safe_load(file.read_text(encoding="utf-8")) or {})
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{file}: not UTF-8 text (byte {error.start})") from error
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{file}: not valid YAML: {_first_line(error)}") from error
+        tree = OmegaConf.create(read_yaml(file) or {})
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{file}: not a configuration: {_first_line(error)}") from error
     if not isinstance(tree, DictConfig):
         raise ConfigError(f"{file}: the top level must be a mapping of keys to values")
     return tree
@@ -88,24 +107,32 @@ def _read(file: Path) -> DictConfig:
 
 def _override(tree: DictConfig, override: str) -> DictConfig:
     key, separator, value = override.partition("=")
-    if not separator or not key.strip():
+    if not separator or not all(part.strip() for part in key.split(".")):
         raise ConfigError(f"--set {override}: expected KEY=VALUE, for example --set seed=7")
     try:
-        OmegaConf.update(tree, key.strip(), yaml.safe_load(value), force_add=True)
+        OmegaConf.update(tree, key.strip(), load_yaml(value), force_add=True)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, TypeError) as error:
         raise ConfigError(f"--set {override}: {_first_line(error)}") from error
     return tree
 
 
-def _explain(model: type[BaseModel], detail: Any, where: str) -> str:
+def _causes(details: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Without what only follows from another problem: containers of a wrong value, keys missing because misspelt."""
+    containers = {detail["loc"][:depth] for detail in details for depth in range(len(detail["loc"]))}
+    misspelt = {detail["loc"][:-1] for detail in details if detail["type"] == "extra_forbidden"}
+    return [detail for detail in details if detail["loc"] not in containers
+            and not (detail["type"] == "missing" and detail["loc"][:-1] in misspelt)]
+
+
+def _explain(model: type[BaseModel], detail: Mapping[str, Any]) -> str:
     location = [str(part) for part in detail["loc"]]
     key = ".".join(location) or "(top level)"
     if detail["type"] != "extra_forbidden":
-        return f"{where}: {key}: {detail['msg']} (got {str(detail['input'])[:80]!r})"
+        return f"{key}: {detail['msg'].removeprefix('Value error, ')} (got {str(detail['input'])[:80]!r})"
     known = _known_keys(model, location[:-1])
     near = get_close_matches(location[-1], known, n=1, cutoff=0.4)
     hint = f"did you mean {'.'.join([*location[:-1], near[0]])}?" if near else f"valid keys: {', '.join(sorted(known))}"
-    return f"{where}: {key}: unknown key; {hint}"
+    return f"{key}: unknown key; {hint}"
 
 
 def _known_keys(model: type[BaseModel], location: list[str]) -> list[str]:
