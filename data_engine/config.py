@@ -1,10 +1,11 @@
 """The configuration of a run: one section per stage, plus what all stages share."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from editfoundry.core.config import Config
+from editfoundry.core.errors import ConfigError
 from editfoundry.data_engine.stages.caption import CaptionConfig
 from editfoundry.data_engine.stages.catalogue import CatalogueConfig
 from editfoundry.data_engine.stages.detect import DetectConfig
@@ -17,6 +18,7 @@ from editfoundry.data_engine.stages.qualify import QualifyConfig
 from editfoundry.data_engine.stages.render import RenderConfig
 from editfoundry.data_engine.stages.segment import SegmentConfig
 from editfoundry.data_engine.stages.verify import VerifyConfig
+from editfoundry.models.registry import check, stack_of
 
 EMBEDDED = {
     "detector": "ssd",
@@ -39,6 +41,7 @@ EMBEDDED = {
 class RunConfig(Config):
     """Everything that decides a dataset's bytes.
 
+    models: implementation by role; roles that are not named keep their default. stack: what the models named are.
     grid_area: pixels of the constant-area grid. val_fraction: share of sources (and donors) kept for validation.
     batch_timeout_s: a batch that takes longer is killed and its guilty sample rejected (`worker_timeout`).
     """
@@ -65,6 +68,24 @@ class RunConfig(Config):
     render: RenderConfig = RenderConfig()
     verify: VerifyConfig = VerifyConfig()
     emit: EmitConfig = EmitConfig()
+
+    @field_validator("models")
+    @classmethod
+    def _known_models(cls, value: dict[str, str]) -> dict[str, str]:
+        for role, name in value.items():
+            try:
+                check(role, name)
+            except ConfigError as error:
+                raise ValueError(str(error)) from error
+        return {**EMBEDDED, **value}
+
+    @model_validator(mode="after")
+    def _true_stack(self) -> Self:
+        others = {role: name for role, name in self.models.items() if stack_of(role, name) != self.stack}
+        if others:
+            role, name = min(others.items())
+            raise ValueError(f"stack is {self.stack}, but models.{role} is {name}, which is not of that stack")
+        return self
 
     def shared(self) -> dict[str, object]:
         """The settings every stage's fingerprint includes."""

@@ -2,7 +2,7 @@
 
 import importlib
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 from editfoundry.core.errors import ConfigError
 
@@ -24,14 +24,26 @@ REGISTRY: dict[str, dict[str, str]] = {
 }
 
 
-def create(role: str, name: str) -> Any:
-    """Construct (not load) the implementation `name` of `role`. Raises ConfigError naming the valid ones."""
+def check(role: str, name: str) -> None:
+    """Raise ConfigError, naming the valid ones, unless `role` has an implementation `name`."""
     implementations = REGISTRY.get(role)
     if implementations is None:
-        raise ConfigError(f"models.{role}: unknown role; roles: {', '.join(sorted(REGISTRY))}")
+        near = get_close_matches(role, REGISTRY, n=1)
+        hint = f"did you mean models.{near[0]}?" if near else f"roles: {', '.join(sorted(REGISTRY))}"
+        raise ConfigError(f"models.{role}: unknown role; {hint}")
     if name not in implementations:
         near = get_close_matches(name, implementations, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"available: {', '.join(sorted(implementations))}"
         raise ConfigError(f"models.{role}: no implementation {name!r}; {hint}")
-    module, _, attribute = implementations[name].partition(":")
+
+
+def stack_of(role: str, name: str) -> Literal["embedded", "full"]:
+    """Which stack an implementation belongs to."""
+    return "embedded" if REGISTRY[role][name].startswith("editfoundry.models.embedded.") else "full"
+
+
+def create(role: str, name: str) -> Any:
+    """Construct (not load) the implementation `name` of `role`. Raises ConfigError naming the valid ones."""
+    check(role, name)
+    module, _, attribute = REGISTRY[role][name].partition(":")
     return getattr(importlib.import_module(module), attribute)()

@@ -21,6 +21,8 @@ from editfoundry.data_engine.stages.base import Artifacts, Item, Outcome, Stage
 from editfoundry.data_engine.taxonomy import CONVERSATION_WORDS, CONVERSATIONS, TYPES
 from editfoundry.data_engine.wording import fill, problems, same_request
 
+Rate = Annotated[float, Field(ge=0, le=1000)]
+
 
 class InstructConfig(Config):
     """How many edits of each type to plan per source; a fraction is a chance.
@@ -30,7 +32,7 @@ class InstructConfig(Config):
     paraphrase: share of instructions offered to the paraphraser; a rewording that asks for anything else is refused.
     """
 
-    donor_rates: dict[str, float] = Field(
+    donor_rates: dict[str, Rate] = Field(
         default_factory=lambda: {
             "add": 0.5,
             "remove": 0.4,
@@ -44,7 +46,7 @@ class InstructConfig(Config):
             "count": 0.2,
         }
     )
-    photograph_rates: dict[str, float] = Field(
+    photograph_rates: dict[str, Rate] = Field(
         default_factory=lambda: {
             "add": 1,
             "remove": 1,
@@ -55,7 +57,7 @@ class InstructConfig(Config):
             "motion": 1,
         }
     )
-    conversation_rates: dict[str, float] = Field(default_factory=lambda: dict.fromkeys(CONVERSATIONS, 0.2))
+    conversation_rates: dict[str, Rate] = Field(default_factory=lambda: dict.fromkeys(CONVERSATIONS, 0.2))
     templates: dict[str, Annotated[tuple[str, ...], Field(min_length=1)]] = Field(default_factory=dict)
     paraphrase: float = Field(default=0.0, ge=0, le=1)
 

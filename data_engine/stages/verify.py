@@ -32,6 +32,8 @@ class VerifyConfig(Config):
         unknown = sorted(set(value) - set(GATES))
         if unknown:
             raise ValueError(f"unknown gates {unknown}; known: {', '.join(GATES)}")
+        if len(set(value)) < len(value):
+            raise ValueError("a gate is listed twice")
         if "geometry" not in value:
             raise ValueError("the geometry gate may not be left out: it is what every dataset file promises")
         return value
