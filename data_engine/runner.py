@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -144,7 +144,7 @@ def run(config: Any, path: Path, *, workers: int = 1, executor: Executor | None 
     with full_disk_stops(path), RunDir.create(path).lock() as folder:
         open_log(folder.logs, "driver")
         try:
-            return _run(config, folder, stages or default_stages(), Listing(config, find or default_find(), known),
+            return _run(config, folder, stages or default_stages(), Listing(config, find or default_find(path), known),
                         executor or LocalExecutor(path, workers, config.batch_timeout_s), bar)
         finally:
             close_log()
@@ -157,18 +157,18 @@ def default_stages() -> tuple[type[Stage], ...]:
     return STAGES
 
 
-def default_find() -> Callable[[Any], Sequence[Any]]:
-    """How the engine's ingest lists its sources; imported late, like the stages."""
+def default_find(run: Path) -> Callable[[Any], Sequence[Any]]:
+    """How the engine's ingest lists the sources of `run`; imported late, like the stages."""
     from editfoundry.data_engine.sources import list_sources
 
-    return list_sources
+    return partial(list_sources, run=run)
 
 
 def _run(config: Any, run: RunDir, stages: Sequence[type[Stage]], listing: Listing, executor: Executor, bar: Bar,
          ) -> Path | None:
     finish_journal(run)
     chain = Chain(run, config, listing, {})
-    before = run.state() if run.state_file.exists() else None
+    before = run.last_state()
     state = State(listing=listing.digest, sources=listing.count, shards=listing.shards, stages=())
     run.save_config(config)
     with executor:
@@ -178,8 +178,8 @@ def _run(config: Any, run: RunDir, stages: Sequence[type[Stage]], listing: Listi
             run.save_state(state.model_copy(update={"stages": entries}))
             try:
                 _wave(chain, plan, executor, bar)
-            except BaseException:
-                executor.__exit__()
+            except BaseException as error:
+                executor.__exit__(type(error), error, error.__traceback__)
                 plan.store().remove_strays()
                 raise
             chain.advance(plan)

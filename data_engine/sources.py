@@ -5,7 +5,9 @@ Rules, so that every directory entry is accounted for:
   reject. Entries whose name starts with a dot, and the manifests themselves, are skipped.
 - A folder is descended into (unless `recursive` is off, then sub-folders are skipped). A folder named like an image or
   video (`x.jpg/`) is listed as well, as its name promises a source, and becomes a `not_a_file` reject.
-- Symbolic links count as what they point to; a file or folder reached twice counts once, under its first name.
+- Symbolic links count as what they point to; a file or folder reached twice counts once, under its first name. A link
+  that leads nowhere or in a circle is a source that becomes a reject.
+- A folder that cannot be read is an error, and so is one that holds the run itself: its files would become sources.
 - Sources are ordered by the bytes of their uri: the path as the configuration spells it. Bytes that are not UTF-8 are
   shown as `\\xNN`, and a backslash as two, so different names never look the same.
 """
@@ -13,15 +15,15 @@ Rules, so that every directory entry is accounted for:
 import glob
 import os
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-import yaml
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from editfoundry.core.config import MAX_CONFIG_BYTES, Config, find_config, validate
+from editfoundry.core.config import Config, find_config, read_yaml, validate
 from editfoundry.core.errors import ConfigError
 from editfoundry.core.hashing import sha256
 from editfoundry.data_engine.records import BoxList, Record, ZoneKind
@@ -69,7 +71,7 @@ class ManifestEntry(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if not self.file or Path(self.file).is_absolute() or ".." in Path(self.file).parts:
+        if not self.file or "\0" in self.file or Path(self.file).is_absolute() or ".." in Path(self.file).parts:
             raise ValueError("a manifest's file is a path inside the source's folder, without '..'")
         return self
 
@@ -79,6 +81,15 @@ class Manifest(Config):
 
     only_listed: bool = False
     photographs: tuple[ManifestEntry, ...] = ()
+
+    @field_validator("photographs")
+    @classmethod
+    def _each_once(cls, value: tuple[ManifestEntry, ...]) -> tuple[ManifestEntry, ...]:
+        counts = Counter(Path(entry.file) for entry in value)
+        twice = next((path for path, count in counts.items() if count > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice} is listed twice")
+        return value
 
 
 class SourceSpec(Config):
@@ -129,17 +140,22 @@ class SourceFile(Record):
         return sha256(f"{self.to_json()}\n{state}")
 
 
-def list_sources(config: IngestConfig) -> list[SourceFile]:
-    """Every source of the configuration, ordered by uri, each once.
+def list_sources(config: IngestConfig, run: Path | None = None) -> list[SourceFile]:
+    """Every source of the configuration, ordered by uri, each once. run: the folder of the run they are listed for.
 
-    Raises ConfigError for a path that does not exist, a glob without a match, or a bad manifest.
+    Raises ConfigError for a path that does not exist or cannot be read, a glob without a match, a bad manifest, or
+    sources inside `run`.
     """
     found = [source for spec in config.sources for source in _list_spec(spec)]
     found.sort(key=lambda pair: os.fsencode(pair[0]))
     seen: set[Path] = set()
     listed: list[SourceFile] = []
+    inside = run.resolve() if run else None
     for path, source in found:
-        real = path.resolve()
+        real = _real(path)
+        if inside and real.is_relative_to(inside):
+            raise ConfigError(f"ingest.sources: {source.uri} belongs to the run itself, {run}; choose a folder outside "
+                              "of the sources for the run")
         if real not in seen:
             seen.add(real)
             listed.append(source)
@@ -155,7 +171,7 @@ def _list_spec(spec: SourceSpec) -> Iterator[tuple[Path, SourceFile]]:
         # A listed file that is missing is a source too: reading it gives the reject that says so.
         names |= {folder / file for file in entries if root in (folder, folder / file)}
         for path in names:
-            if path.resolve() != manifest_path:
+            if _real(path) != manifest_path:
                 yield path, _source(path, spec, entries.get(path.relative_to(folder)))
 
 
@@ -181,12 +197,21 @@ def _walk(path: Path, recursive: bool, above: Sequence[Path]) -> Iterator[Path]:
         return
     if _looks_like_source(path):
         yield path
-    real = path.resolve()
+    real = _real(path)
     if real in above or (above and not recursive):
         return
-    for name in sorted(os.listdir(path), key=os.fsencode):  # noqa: PTH208
+    try:
+        names = os.listdir(path)  # noqa: PTH208
+    except OSError as error:
+        raise ConfigError(f"ingest.sources: {path}: the folder cannot be read: {error.strerror}") from error
+    for name in sorted(names, key=os.fsencode):
         if not name.startswith("."):
             yield from _walk(path / name, recursive, [*above, real])
+
+
+def _real(path: Path) -> Path:
+    """Where a path really is; as it stands, for links in a circle, which Path.resolve refuses."""
+    return Path(os.path.realpath(path))
 
 
 def _source(path: Path, spec: SourceSpec, entry: ManifestEntry | None) -> SourceFile:
@@ -207,10 +232,5 @@ def _read_manifest(spec: SourceSpec) -> tuple[Manifest, Path | None]:
     if spec.manifest is None:
         return Manifest(), None
     file = find_config(spec.manifest)
-    if file.stat().st_size > MAX_CONFIG_BYTES:
-        raise ConfigError(f"{file}: larger than {MAX_CONFIG_BYTES} bytes; split the manifest over several sources")
-    try:
-        plain = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not a YAML manifest: {' '.join(str(error).split())[:200]}") from error
+    plain = read_yaml(file)
     return validate(Manifest, {} if plain is None else plain, where=str(file)), file.resolve()

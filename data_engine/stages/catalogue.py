@@ -36,7 +36,7 @@ class CutoutLabel(Config):
     @field_validator("file")
     @classmethod
     def _inside(cls, value: str) -> str:
-        if not value or Path(value).is_absolute() or ".." in Path(value).parts:
+        if not value or "\0" in value or Path(value).is_absolute() or ".." in Path(value).parts:
             raise ValueError("a file is named relative to the folder of cut-outs, without '..'")
         return value
 

@@ -62,6 +62,42 @@ def test_missing_paths_and_empty_globs_are_configuration_errors(tmp_path: Path) 
         listed(SourceSpec(path=str(tmp_path / "*.jpg")))
 
 
+def test_links_in_a_circle_are_sources_that_become_rejects(tmp_path: Path) -> None:
+    for name, target in (("a", "b"), ("b", "a"), ("self.jpg", "self.jpg")):
+        (tmp_path / name).symlink_to(target)
+    assert names(listed(SourceSpec(path=str(tmp_path)))) == ["a", "b", "self.jpg"]
+    items, rejects = ingest(tmp_path)
+    assert not items
+    assert [reject.reason for reject in rejects] == ["unreadable"] * 3
+    assert all("Too many levels of symbolic links" in reject.detail for reject in rejects)
+
+
+def test_a_run_inside_its_sources_is_refused(tmp_path: Path) -> None:
+    save(tmp_path / "a.png", noise(1))
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    (tmp_path / "run" / "logs" / "driver.jsonl").write_text("")
+    sources = IngestConfig(sources=(SourceSpec(path=str(tmp_path)),))
+    with pytest.raises(ConfigError, match=r"driver\.jsonl belongs to the run itself"):
+        list_sources(sources, tmp_path / "run")
+    assert names(list_sources(sources, tmp_path / "elsewhere")) == ["a.png", "driver.jsonl"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can drop its uid")
+def test_a_folder_that_cannot_be_read_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    for folder in (tmp_path, *tmp_path.parents[:2]):
+        folder.chmod(0o755)
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        try:
+            listed(SourceSpec(path=str(tmp_path)))
+        except ConfigError as error:
+            os._exit("closed: the folder cannot be read: Permission denied" not in str(error))
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_identity_follows_the_file_and_its_metadata(tmp_path: Path) -> None:
     path = save(tmp_path / "a.png", noise(1))
     (before,) = listed(SourceSpec(path=str(tmp_path)))
@@ -113,6 +149,9 @@ def test_listed_file_that_is_missing_is_a_reject_and_zones_land_on_the_grid(tmp_
     [
         ({"file": "../secret.jpg"}, "without"),
         ({"file": "/etc/passwd"}, "without"),
+        ({"file": "a\0.png"}, "without"),
+        ({"file": "a.png", "zones": [{"kind": "sky", "box": [0, 0, 1, float("inf")], "width_m": 1}]}, "finite"),
+        ({"file": "a.png", "zones": [{"kind": "sky", "box": [0, 0, 1], "width_m": 1}]}, "box"),
         ({"file": "a.png", "zones": [{"kind": "sky", "box": [0.5, 0, 0.2, 1], "width_m": 1}]}, "fractions"),
         ({"file": "a.png", "zones": [{"kind": "sky", "box": [0, 0, 1, 1], "width_m": float("nan")}]}, "width_m"),
         ({"file": "a.png", "license": "CC0"}, "did you mean"),
