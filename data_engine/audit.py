@@ -6,14 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 from pydantic import Field
 
+from editfoundry.core.errors import EditFoundryError
 from editfoundry.core.hashing import sha256_file
 from editfoundry.data_engine.dataset import build, emit_store, read_manifest
-from editfoundry.data_engine.ledger import ROWS, BrokenCommit, Commit, StageStore
+from editfoundry.data_engine.ledger import REJECTS, ROWS, BrokenCommit, Commit, StageStore
 from editfoundry.data_engine.records import Record
-from editfoundry.data_engine.rundir import RunDir, StageState, State
+from editfoundry.data_engine.rundir import MARK_LENGTH, RunDir, StageState, State
+from editfoundry.data_engine.shards import DamagedFile, read_table
 from editfoundry.data_engine.stages.emit import Emit
 
 
@@ -82,7 +83,7 @@ def verify(run: RunDir) -> list[Finding]:
     """Compare every committed file of the current configuration, and the dataset, with what is recorded of them."""
     state = run.state()
     findings = [finding for stage in state.stages for finding in _verify_stage(run, state, stage)]
-    findings += _verify_folders(run, state)
+    findings += [*_verify_folders(run, state), *_verify_settings(run)]
     if any(stage.name == Emit.name for stage in state.stages):
         findings += _verify_dataset(run, damaged=any(finding.stage == Emit.name for finding in findings))
     return findings
@@ -115,17 +116,26 @@ def _count(stage: StageState, commits: dict[int, Commit], expected: int) -> Funn
 
 
 def _row_counts(store: StageStore, commits: dict[int, Commit]) -> Iterator[str]:
-    """The tables themselves must hold as many rows as the record counts."""
+    """The tables themselves must account for every input, as the record says they do."""
     for commit in commits.values():
-        file = commit.file(ROWS)
-        path = store.files / file.name if file else None
+        where = f"{store.stage} shard {commit.shard}"
         try:
-            stored = pq.read_metadata(path).num_rows if path else 0
-        except (OSError, ValueError) as error:
-            yield f"{store.stage} shard {commit.shard}: {path} cannot be read ({' '.join(str(error).split())[:100]})"
+            rows, rejects = ([list(read_table(store.files / file.name, columns)) if file else []
+                              for file, columns in ((commit.file(ROWS), ["input"]),
+                                                    (commit.file(REJECTS), ["input", "primary"]))])
+        except DamagedFile as error:
+            yield f"{where}: {error}"
             continue
-        if stored != commit.outputs:
-            yield f"{store.stage} shard {commit.shard}: {stored} rows are stored, {commit.outputs} are recorded"
+        accepted = {row["input"] for row in rows}
+        rejected = [row["input"] for row in rejects if row["primary"]]
+        found = {"outputs": len(rows), "accepted": len(accepted), "rejected": len(rejected),
+                 "parts rejected": len(rejects) - len(rejected)}
+        recorded = {"outputs": commit.outputs, "accepted": commit.accepted, "rejected": commit.rejected,
+                    "parts rejected": sum(sum(reasons.values()) for reasons in commit.parts.values())}
+        yield from (f"{where}: {found[what]} {what} are stored, {recorded[what]} are recorded"
+                    for what in found if found[what] != recorded[what])
+        if accepted.union(rejected) != set(range(commit.inputs)) or accepted.intersection(rejected):
+            yield f"{where}: its tables do not account for each of the {commit.inputs} inputs exactly once"
 
 
 def _handed_down(above: str, given: dict[int, Commit], below: str, taken: dict[int, Commit]) -> Iterator[str]:
@@ -192,10 +202,22 @@ def _strays(run: RunDir, store: StageStore, named: set[str]) -> Iterator[Finding
 def _verify_folders(run: RunDir, state: State) -> Iterator[Finding]:
     """Folders under RUN/stages that are no stage's, of this configuration or an older one."""
     names = {stage.name for stage in state.stages}
-    for path in sorted(run.stages.iterdir()):
+    for path in sorted(run.stages.iterdir()) if run.stages.is_dir() else ():
         stage, _, mark = path.name.rpartition("-")
-        if not path.is_dir() or stage not in names or len(mark) != 16:
+        if not path.is_dir() or stage not in names or len(mark) != MARK_LENGTH:
             yield Finding(kind="extra_file", path=_short(run, path), detail="belongs to no stage")
+
+
+def _verify_settings(run: RunDir) -> Iterator[Finding]:
+    """The run's own files: its configuration, what was forgotten, and a forgetting that was interrupted."""
+    for path, read in ((run.config_file, run.settings), (run.tombstone_file, run.tombstones)):
+        try:
+            read()
+        except EditFoundryError as error:
+            yield Finding(kind="bad_file", path=_short(run, path), detail=str(error))
+    if run.journal_file.exists():
+        yield Finding(kind="unfinished_forget", path=_short(run, run.journal_file),
+                      detail="a forget was interrupted; repeat it, or repair the run")
 
 
 def _verify_dataset(run: RunDir, damaged: bool) -> Iterator[Finding]:

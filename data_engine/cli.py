@@ -1,5 +1,7 @@
 """`editfoundry data`: build, check, export and report edit datasets."""
 
+import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +25,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=N
                   help="Build, check, export and report edit datasets.")
 
 EXECUTORS = ("local",)
+PLAIN_WIDTH = 200
+SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
@@ -57,7 +61,7 @@ def funnel_command(
     if as_json:
         typer.echo(result.to_json())
     else:
-        Console(markup=False).print(_funnel_table(result))
+        _console().print(_funnel_table(result))
     for problem in result.problems:
         _say(f"problem: {problem}")
     if check and result.problems:
@@ -81,7 +85,7 @@ def repair_command(run: Run, workers: Annotated[int, typer.Option(min=1, help="W
     from editfoundry.data_engine.runner import run as run_pipeline
 
     folder = RunDir.existing(run)
-    config = load_config(RunConfig, folder.config_file)
+    config = folder.config(RunConfig)
 
     def rerun(state: State) -> None:
         run_pipeline(config, run, workers=workers, known=state)
@@ -101,8 +105,10 @@ def forget_command(
     """Remove a source and everything made from it from every artifact of the run, for good."""
     if bool(digest) == bool(url):
         raise UsageError("data forget: give either --sha256 H or --url U")
+    if digest and not SHA256.fullmatch(digest):
+        raise UsageError(f"--sha256 {digest}: a SHA-256 has 64 hexadecimal digits")
     with full_disk_stops(run):
-        done = forget(RunDir.existing(run), digest or url)
+        done = forget(RunDir.existing(run), digest.lower() or url)
     _say(f"{run}: forgot {done.sources} source(s); {done.rows} rows removed, {done.shards} shards compacted. "
          f"The report was deleted: `editfoundry data report {run}` writes it again")
 
@@ -115,7 +121,9 @@ def stats_command(run: Run, as_json: Json = False) -> None:
         typer.echo(result.to_json())
     else:
         for table in _stats_tables(result):
-            Console(markup=False).print(table)
+            _console().print(table)
+    for problem in result.problems:
+        _say(f"problem: {problem}")
 
 
 @app.command("export")
@@ -183,6 +191,11 @@ def _stats_tables(result: Stats) -> list[Table]:
         gates.add_row(gate.name, str(gate.calls), f"{gate.seconds_per_call * 1000:.1f}", str(gate.refused),
                       f"{gate.refusal_rate:.1%}")
     return [counts, types, elapsed, *([gates] if result.gates else [])]
+
+
+def _console() -> Console:
+    """Standard output: as wide as the terminal, and wide enough for every table where it is none."""
+    return Console(markup=False, width=None if sys.stdout.isatty() else PLAIN_WIDTH)
 
 
 def _table(title: str, columns: tuple[str, ...], text: tuple[str, ...], wrapped: tuple[str, ...] = ("value",)) -> Table:

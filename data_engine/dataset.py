@@ -116,7 +116,7 @@ def edges(store: StageStore) -> Iterator[tuple[ReleasedShard, Row, EdgeRow]]:
     for shard in released_shards(store):
         for row in store.rows(shard.commit):
             if row.group == shard.split:
-                yield shard, row, EdgeRow.model_validate_json(row.record)
+                yield shard, row, row.parse(EdgeRow)
 
 
 def _write_index(store: StageStore, path: Path) -> int:

@@ -176,7 +176,7 @@ def _records(plan: Plan, task: Task) -> Iterator[Any]:
     assert plan.upstream_row is not None
     store = plan.stores()[plan.upstream]
     for row in store.rows(store.commit(task.shard)):
-        yield plan.upstream_row.model_validate_json(row.record)
+        yield row.parse(plan.upstream_row)
 
 
 def _load(plan: Plan, stage: Stage, task: Task, artifacts: CommittedArtifacts, position: int, record: Any,

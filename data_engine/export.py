@@ -5,6 +5,7 @@ Both are written shard by shard from RUN/dataset; memory does not grow with the 
 
 import itertools
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +15,12 @@ import pyarrow as pa
 import yaml
 
 from editfoundry.core.errors import UsageError
-from editfoundry.core.hashing import canonical_json
+from editfoundry.core.hashing import canonical_json, sha256
 from editfoundry.data_engine.dataset import MEMBER_NAMES
 from editfoundry.data_engine.ledger import full_disk_stops
 from editfoundry.data_engine.records import Region, Source
 from editfoundry.data_engine.rundir import RunDir
-from editfoundry.data_engine.shards import TableWriter, read_member, read_table, tar_header
+from editfoundry.data_engine.shards import DamagedFile, TableWriter, read_member, read_table, tar_header
 from editfoundry.data_engine.stages.emit import SINGLE
 
 SPLIT_BYTES = 4 * 1024**3
@@ -35,8 +36,8 @@ IMGEDIT_MULTI = pa.schema([("data", pa.list_(pa.struct(_TURN)))])
 def export(run: RunDir, layout: str, out: Path, split_bytes: int = SPLIT_BYTES) -> Path:
     """Write the dataset of `run` into the new folder `out`. layout: imgedit or parquet.
 
-    split_bytes: size of the parts an ImgEdit tar is cut into. Raises UsageError for an unknown layout, a run without a
-    dataset, or a folder that is not empty.
+    `out` appears when it is whole. split_bytes: size of the parts an ImgEdit tar is cut into. Raises DamagedFile, and
+    UsageError for an unknown layout, a run without a dataset, or a folder that is not empty.
     """
     if layout not in FORMATS:
         raise UsageError(f"--format {layout}: unknown; choose {' or '.join(FORMATS)}")
@@ -44,12 +45,18 @@ def export(run: RunDir, layout: str, out: Path, split_bytes: int = SPLIT_BYTES) 
         raise UsageError(f"{run.path}: has no dataset yet; finish it with `editfoundry data run -o {run.path}`")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out}: exists and is not an empty folder; choose a new one")
-    out.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f".{out.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
     with full_disk_stops(out):
-        if layout == "imgedit":
-            _imgedit(run, out, split_bytes)
-        else:
-            _parquet(run, out)
+        part.mkdir(parents=True)
+        try:
+            if layout == "imgedit":
+                _imgedit(run, part, split_bytes)
+            else:
+                _parquet(run, part)
+            part.replace(out)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
     return out
 
 
@@ -100,7 +107,11 @@ def _shards(run: RunDir) -> Iterator[tuple[str, list[Edge]]]:
 def _image(run: RunDir, edge: Edge, member: str) -> bytes | None:
     if edge[f"offset_{member}"] is None:
         return None
-    return read_member(run.dataset / edge["shard"], (edge[f"offset_{member}"], edge[f"length_{member}"]))
+    path = run.dataset / edge["shard"]
+    data = read_member(path, (edge[f"offset_{member}"], edge[f"length_{member}"]))
+    if edge.get(f"{member}_sha256", digest := sha256(data)) != digest:
+        raise DamagedFile(path, f"{edge['key']}: the bytes of its {member} are not those of the index")
+    return data
 
 
 def _conversations(edges: list[Edge]) -> Iterator[list[Edge]]:
@@ -155,7 +166,7 @@ def _regions(run: RunDir, folder: Path) -> None:
         if commit.outputs:
             with (folder / f"regions-{commit.shard:05d}.jsonl").open("x", encoding="utf-8") as file:
                 for row in store.rows(commit):
-                    file.write(canonical_json(region_json(Source.model_validate_json(row.record))) + "\n")
+                    file.write(canonical_json(region_json(row.parse(Source))) + "\n")
 
 
 def region_json(source: Source) -> dict[str, Any]:
@@ -257,7 +268,7 @@ def _card(run: RunDir, files: dict[str, set[str]], licences: Counter[str]) -> st
     names = {"train": "train", "val": "validation"}
     configs = [{"config_name": name, "data_files": [{"split": names[split], "path": f"{name}/{split}-*.parquet"}
                                                     for split in sorted(files[name])]} for name in sorted(files)]
-    name = yaml.safe_load(run.config_file.read_text(encoding="utf-8")).get("name", run.path.name)
+    name = run.settings().get("name", run.path.name)
     head = yaml.safe_dump({"configs": configs, "license": "other", "pretty_name": name,
                            "task_categories": ["image-to-image"]}, sort_keys=True, allow_unicode=True)
     lines = [f"- {licence}: {count} edits" for licence, count in sorted(licences.items())]

@@ -11,16 +11,16 @@ import shutil
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-import yaml
+from pydantic import ValidationError
 
 from editfoundry.core.errors import EditFoundryError, UsageError
-from editfoundry.core.hashing import canonical_json
 from editfoundry.data_engine.dataset import publish
 from editfoundry.data_engine.ledger import Commit, ShardWriter, StageStore, replace_file
-from editfoundry.data_engine.records import Reject
+from editfoundry.data_engine.records import Record, Reject
 from editfoundry.data_engine.rundir import RunDir
 from editfoundry.data_engine.shards import RejectRow, Row, read_member
 from editfoundry.data_engine.stages.emit import Emit
@@ -73,6 +73,21 @@ class Forgotten:
     shards: int
 
 
+class _Journal(Record):
+    """What an interrupted forget has still to put in place."""
+
+    tombstones: Tombstones
+    commits: tuple[Commit, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> "_Journal":
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            raise EditFoundryError(f"{path}: damaged, so the forgetting that wrote it cannot be finished; delete this "
+                                   "file and forget again") from error
+
+
 def forget(run: RunDir, value: str) -> Forgotten:
     """Remove the source or donor with this content hash, address or source URL, and all that was made from it.
 
@@ -89,9 +104,7 @@ def forget(run: RunDir, value: str) -> Forgotten:
         compaction = Compaction(run, target, tombstones)
         commits = compaction.write()
         _scrub_logs(run, target)
-        replace_file(run.journal_file, canonical_json({
-            "tombstones": tombstones.model_dump(mode="json"),
-            "commits": [commit.model_dump(mode="json") for commit in commits]}).encode())
+        replace_file(run.journal_file, _Journal(tombstones=tombstones, commits=tuple(commits)).to_json().encode())
         finish_journal(run)
         left = sorted(_traces(run, target))
         if left:
@@ -103,11 +116,10 @@ def finish_journal(run: RunDir) -> None:
     """Finish a forget that was interrupted after it had written everything; does nothing otherwise. Under the lock."""
     if not run.journal_file.exists():
         return
-    journal = json.loads(run.journal_file.read_bytes())
-    replace_file(run.tombstone_file, canonical_json(journal["tombstones"]).encode())
+    journal = _Journal.read(run.journal_file)
+    replace_file(run.tombstone_file, journal.tombstones.to_json().encode())
     run.scrub_config()
-    for entry in journal["commits"]:
-        commit = Commit.model_validate(entry)
+    for commit in journal.commits:
         replace_file(run.store(commit.stage, commit.fingerprint).record_path(commit.shard), commit.to_json().encode())
     for store in run.all_stores():
         store.remove_strays()
@@ -124,7 +136,9 @@ def find_target(run: RunDir, value: str) -> Target:
         if value in identifiers(row):
             target.hashes.add(row["sha256"])
     for reject in _rejects(run):
-        if value in (reject.id, reject.source_sha256) or reject.detail.startswith(f"{value}:"):
+        # What ingest refused has no row; its detail begins with its address.
+        named = reject.stage == "ingest" and reject.detail.startswith(f"{value}:")
+        if named or value in (reject.id, reject.source_sha256):
             target.ids.add(reject.id)
             target.hashes |= {reject.source_sha256} - {""}
     kept: set[str] = set()
@@ -241,7 +255,7 @@ def _rejects(run: RunDir) -> Iterator[Reject]:
 
 def _publish_again(run: RunDir) -> None:
     """Replace the dataset by what is left; where the current configuration has none, an older one's is deleted."""
-    state = run.state() if run.state_file.exists() else None
+    state = run.last_state()
     emit = next((stage for stage in state.stages if stage.name == Emit.name), None) if state else None
     finished = state and emit and emit.fingerprint and len(
         run.store(Emit.name, emit.fingerprint).shards()) == state.shards
@@ -253,7 +267,7 @@ def _publish_again(run: RunDir) -> None:
 
 def _config_mentions(run: RunDir, target: Target) -> list[str]:
     """Texts of config.yaml that name the target: its address, as a path or as a URI."""
-    texts = set(_texts(yaml.safe_load(run.config_file.read_text(encoding="utf-8"))))
+    texts = set(_texts(run.settings()))
     return sorted(filter(target.mention().search, texts))
 
 

@@ -175,7 +175,7 @@ class StageStore:
         if not self.path.is_dir():
             return
         kept = {file.name for commit in self.commits() for file in commit.files}
-        for path in self.files.iterdir():
+        for path in self.files.iterdir() if self.files.is_dir() else ():
             if path.name not in kept:
                 path.unlink(missing_ok=True)
         for path in self.commits_folder.glob(f"{TEMPORARY}*"):

@@ -7,10 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import yaml
 from markupsafe import Markup
+from pydantic import BaseModel
 
 from editfoundry.core import charts
 from editfoundry.core.errors import UsageError
@@ -36,6 +36,14 @@ STACKS = {
 }
 
 
+class _Settings(BaseModel):
+    """What the page says of the configuration; a run of an older version may have other keys besides."""
+
+    name: str
+    stack: Literal["embedded", "full"]
+    models: dict[str, str]
+
+
 def write_report(run: Path) -> Path:
     """Write RUN/report/index.html and return its path.
 
@@ -54,7 +62,7 @@ def write_report(run: Path) -> Path:
 
 def _context(folder: RunDir, index: Path) -> dict[str, Any]:
     """Everything the template shows."""
-    config = yaml.safe_load(folder.config_file.read_text(encoding="utf-8"))
+    config = folder.config(_Settings)
     stores = {stage.name: folder.store(stage.name, stage.fingerprint)
               for stage in folder.state().stages if stage.fingerprint}
     summary, sampler = Summary(), Sampler()
@@ -67,9 +75,9 @@ def _context(folder: RunDir, index: Path) -> dict[str, Any]:
     rejects = reject_groups(stores, thumbnails)
     accounts = funnel(folder)
     return {
-        "title": f"{config['name']} · dataset report",
-        "name": config["name"],
-        "lede": _lede(summary, config["stack"]),
+        "title": f"{config.name} · dataset report",
+        "name": config.name,
+        "lede": _lede(summary, config.stack),
         "headline": _headline(summary, rejects),
         "gallery_note": _gallery_note(len(cards), sampler.offered),
         "filters": _filters(cards),
@@ -80,8 +88,8 @@ def _context(folder: RunDir, index: Path) -> dict[str, Any]:
         "notes": _notes(summary),
         "photographs": _most_used(summary, stores),
         "rejects": rejects,
-        "models": sorted(config["models"].items()),
-        "stack_note": STACKS[config["stack"]],
+        "models": sorted(config.models.items()),
+        "stack_note": STACKS[config.stack],
         "licences": summary.licences.most_common(),
         "images": thumbnails.images,
     }

@@ -102,7 +102,7 @@ class _Pictures:
 
     def _sample(self, plain: Example, shard: int, row: Row) -> Example:
         """The whole way from the first image to the last result; the mask where there is only one edit."""
-        sample = Sample.model_validate_json(row.record)
+        sample = row.parse(Sample)
         first, last = sample.edges[0], sample.edges[-1]
         before = self._picture("render", shard, row, first.source_node, first.source_sha256)
         after = self._picture("render", shard, row, last.result_node, last.result_sha256)
@@ -115,7 +115,7 @@ class _Pictures:
                        *self.thumbnails.sizes[before])
 
     def _source(self, plain: Example, shard: int, row: Row) -> Example:
-        source = Source.model_validate_json(row.record)
+        source = row.parse(Source)
         before = self._picture("ingest", shard, row, "original", f"original.{source.id}")
         return Example(plain.id, plain.detail, plain.type, plain.score, (), before, None, None,
                        *self.thumbnails.sizes[before])

@@ -6,17 +6,21 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from editfoundry.core.errors import EditFoundryError, UsageError
-from editfoundry.data_engine.ledger import StageStore, replace_file
+from editfoundry.core.config import read_yaml, validate
+from editfoundry.core.errors import ConfigError, EditFoundryError, UsageError
+from editfoundry.core.log import run_log
+from editfoundry.data_engine.ledger import StageStore, is_disk_full, replace_file
 from editfoundry.data_engine.records import Record
 from editfoundry.data_engine.tombstones import FORGOTTEN, Tombstones
 
 WORKERS_LEAVE_S = 60.0
+MARK_LENGTH = 16
+M = TypeVar("M", bound=BaseModel)
 
 
 class RunLocked(EditFoundryError):
@@ -61,12 +65,18 @@ class RunDir:
     def create(cls, path: Path) -> "RunDir":
         """The run at `path`, made if need be. Raises UsageError if something else is there."""
         run = cls(path)
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"{path}: is a file; -o names the folder of a run")
-        started = run.config_file.exists() or (path / ".lock").exists()
-        if path.is_dir() and not started and any(path.iterdir()):
-            raise UsageError(f"{path}: holds other files and no run; choose an empty or new folder")
-        run.stages.mkdir(parents=True, exist_ok=True)
+        try:
+            if path.exists() and not path.is_dir():
+                raise UsageError(f"{path}: is a file; -o names the folder of a run")
+            # A config.yaml alone may be anyone's.
+            started = run.stages.is_dir() and ((path / ".lock").exists() or run.state_file.exists())
+            if path.is_dir() and not started and any(path.iterdir()):
+                raise UsageError(f"{path}: holds other files and no run; choose an empty or new folder")
+            run.stages.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            if is_disk_full(error):
+                raise
+            raise UsageError(f"{path}: cannot be the folder of a run: {error.strerror}") from error
         return run
 
     def store(self, stage: str, stage_fingerprint: str) -> StageStore:
@@ -74,8 +84,9 @@ class RunDir:
 
     def all_stores(self) -> list[StageStore]:
         """Stores of every stage at every fingerprint, current or old."""
-        names = sorted(path.name.rpartition("-") for path in self.stages.iterdir() if path.is_dir())
-        return [self.store(stage, mark) for stage, _, mark in names if stage]
+        paths = self.stages.iterdir() if self.stages.is_dir() else ()
+        names = sorted(path.name.rpartition("-") for path in paths if path.is_dir())
+        return [self.store(stage, mark) for stage, _, mark in names if stage and len(mark) == MARK_LENGTH]
 
     def state(self) -> State:
         try:
@@ -83,6 +94,25 @@ class RunDir:
         except ValidationError as error:
             raise EditFoundryError(f"{self.state_file}: damaged; repeat `editfoundry data run` to write it again"
                                    ) from error
+
+    def last_state(self) -> State | None:
+        """The state of the run before; None if there is none, or none that can be read, which a new one replaces."""
+        try:
+            return self.state() if self.state_file.exists() else None
+        except EditFoundryError:
+            run_log().warning("%s was damaged and is written anew", self.state_file)
+            return None
+
+    def settings(self) -> dict[str, Any]:
+        """config.yaml as plain data. Raises ConfigError if it is damaged."""
+        plain = read_yaml(self.config_file)
+        if not isinstance(plain, dict):
+            raise ConfigError(f"{self.config_file}: damaged; repeat `editfoundry data run` to write it again")
+        return plain
+
+    def config(self, model: type[M]) -> M:
+        """config.yaml as a configuration. It is resolved already: what looks like an interpolation is plain text."""
+        return validate(model, self.settings(), where=str(self.config_file))
 
     def save_state(self, state: State) -> None:
         replace_file(self.state_file, state.to_json().encode())
@@ -95,13 +125,17 @@ class RunDir:
 
     def scrub_config(self) -> None:
         """Take forgotten texts out of config.yaml."""
-        plain = _without(yaml.safe_load(self.config_file.read_text(encoding="utf-8")), self.tombstones())
+        plain = _without(self.settings(), self.tombstones())
         replace_file(self.config_file, yaml.safe_dump(plain, sort_keys=True, allow_unicode=True).encode())
 
     def tombstones(self) -> Tombstones:
         if not self.tombstone_file.exists():
             return Tombstones()
-        return Tombstones.model_validate_json(self.tombstone_file.read_bytes())
+        try:
+            return Tombstones.model_validate_json(self.tombstone_file.read_bytes())
+        except ValidationError as error:
+            raise EditFoundryError(f"{self.tombstone_file}: damaged, and without it what was forgotten could come "
+                                   "back; restore it from a copy") from error
 
     @contextmanager
     def lock(self) -> Iterator[Self]:

@@ -9,16 +9,18 @@ import json
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import ValidationError
 
+from editfoundry.core.errors import EditFoundryError
 from editfoundry.core.hashing import canonical_json
-from editfoundry.data_engine.records import Reject
+from editfoundry.data_engine.records import Record, Reject
 
 ID_PATTERN = re.compile(r"[0-9a-z_]+")
 MEMBER_PATTERN = re.compile(r"[0-9a-z_]+(\.[0-9a-z_]+)*")
@@ -32,6 +34,15 @@ REJECT_SCHEMA = pa.schema([("id", pa.string()), ("input", pa.int64()), ("primary
                            ("record", pa.string())])
 
 Span = tuple[int, int]
+R = TypeVar("R", bound=Record)
+
+
+class DamagedFile(EditFoundryError):
+    """A file of the run that is missing, cannot be read, or does not hold what it should."""
+
+    def __init__(self, where: object, what: object) -> None:
+        super().__init__(f"{where}: damaged ({' '.join(str(what).split())[:150]}); `editfoundry data verify` says what "
+                         "is wrong in the run, `editfoundry data repair` mends it")
 
 
 @dataclass(frozen=True)
@@ -48,8 +59,19 @@ class Row:
     members: Mapping[str, Span] = field(default_factory=dict)
 
     def data(self) -> dict[str, Any]:
-        data: dict[str, Any] = json.loads(self.record)
+        """The record as plain data. Raises DamagedFile if it is none."""
+        try:
+            data: dict[str, Any] = json.loads(self.record)
+        except ValueError as error:
+            raise DamagedFile(f"row {self.id!r}", error) from error
         return data
+
+    def parse(self, model: type[R]) -> R:
+        """The record as what it is. Raises DamagedFile if it is not."""
+        try:
+            return model.model_validate_json(self.record)
+        except ValidationError as error:
+            raise DamagedFile(f"row {self.id!r}", error) from error
 
 
 @dataclass(frozen=True)
@@ -144,15 +166,18 @@ class TableWriter:
 
 
 def read_member(path: Path, span: Span) -> bytes:
-    """A tar member's bytes. Raises RuntimeError if the file ends before the member does."""
+    """A tar member's bytes. Raises DamagedFile if the file is missing or ends before the member does."""
     # No file object: making one would take longer than the read.
-    descriptor = os.open(path, os.O_RDONLY)
     try:
-        data = os.pread(descriptor, span[1], span[0])
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            data = os.pread(descriptor, span[1], span[0])
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise DamagedFile(path, error.strerror) from error
     if len(data) != span[1]:
-        raise RuntimeError(f"{path}: ends inside a member at byte {span[0]}; run `editfoundry data repair`")
+        raise DamagedFile(path, f"it ends inside a member at byte {span[0]}")
     return data
 
 
@@ -170,21 +195,40 @@ def reject_entry(row: RejectRow) -> dict[str, Any]:
 def read_rows(path: Path) -> Iterator[Row]:
     """Rows in stored order, a few hundred at a time."""
     for entry in read_table(path):
-        members = {name: (span[0], span[1]) for name, span in json.loads(entry["members"]).items()}
+        try:
+            members = {name: (span[0], span[1]) for name, span in json.loads(entry["members"]).items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DamagedFile(path, error) from error
         yield Row(entry["id"], entry["input"], entry["record"], entry["group"], members)
 
 
 def read_rejects(path: Path) -> Iterator[RejectRow]:
     """Rejects in stored order."""
     for entry in read_table(path):
-        yield RejectRow(entry["input"], entry["primary"], Reject.model_validate_json(entry["record"]))
+        try:
+            reject = Reject.model_validate_json(entry["record"])
+        except ValidationError as error:
+            raise DamagedFile(path, error) from error
+        yield RejectRow(entry["input"], entry["primary"], reject)
 
 
-def read_table(path: Path) -> Iterator[dict[str, Any]]:
-    """Any of the project's Parquet files, row by row, streamed."""
-    with pq.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=256, use_threads=False):
-            yield from batch.to_pylist()
+def read_table(path: Path, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Any of the project's Parquet files, row by row, streamed; only some of its columns if they are named.
+
+    Raises DamagedFile.
+    """
+    for batch in _batches(path, columns):
+        yield from batch
+
+
+def _batches(path: Path, columns: Sequence[str] | None) -> Iterator[list[dict[str, Any]]]:
+    try:
+        # Opened here: Arrow takes no path that is not UTF-8.
+        with path.open("rb") as opened, pq.ParquetFile(opened) as file:
+            for batch in file.iter_batches(batch_size=256, use_threads=False, columns=columns):
+                yield batch.to_pylist()
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DamagedFile(path, error) from error
 
 
 def check_names(stage: str, record_id: str, members: Iterable[str]) -> None:

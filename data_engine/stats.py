@@ -31,7 +31,8 @@ class Stats(Record):
     """The statistics of a dataset. Shares are of single edits by type, and of all edges by photograph.
 
     distinct_scenes: photographs that edits were made from; frames of one video count once, and pictures that
-    filter found to be the same never count twice. large_photographs: those whose short side is at least 1000 pixels.
+    filter found to be the same never count twice. problems: what the funnel found missing, so that numbers of stages
+    may be too low. large_photographs: those whose short side is at least 1000 pixels.
     """
 
     edges: int
@@ -55,6 +56,7 @@ class Stats(Record):
     elapsed_s: dict[str, float]
     gates: tuple[GateCost, ...] = ()
     proposed_gate_order: tuple[str, ...] = Field(default=())
+    problems: tuple[str, ...] = ()
 
 
 def stats(run: RunDir) -> Stats:
@@ -68,7 +70,7 @@ def stats(run: RunDir) -> Stats:
         splits[row["shard"].partition("-")[0]] += 1
         stacks.add(row["stack"])
     scenes, large = _scenes(run, summary)
-    gates = _gates(run)
+    gates, accounts = _gates(run), funnel(run)
     edges = max(summary.edges, 1)
     shares = {name: round(count / edges, 4) for name, count in summary.photographs.most_common()}
     return Stats(
@@ -82,8 +84,9 @@ def stats(run: RunDir) -> Stats:
         unique_tokens=len(summary.tokens), words_per_instruction=round(summary.words / edges, 2),
         area_histogram=tuple(summary.areas),
         sizes={f"{width}x{height}": count for (width, height), count in summary.sizes.most_common()},
-        elapsed_s={row.stage: round(row.elapsed_s, 3) for row in funnel(run).rows}, gates=gates,
+        elapsed_s={row.stage: round(row.elapsed_s, 3) for row in accounts.rows}, gates=gates,
         proposed_gate_order=tuple(gate.name for gate in sorted(gates, key=lambda gate: (gate.rank, gate.name))),
+        problems=accounts.problems,
     )
 
 

@@ -1,6 +1,8 @@
 """The root command. Mounts each area's commands by name and imports an area only when it is called."""
 
 import importlib
+import io
+import os
 import sys
 from typing import Any
 
@@ -52,11 +54,27 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 def main() -> None:
     """Console entry point: expected failures become one line on stderr and their exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="surrogateescape")  # names of files may be any bytes
     try:
         app()
     except EditFoundryError as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(error.exit_code)
+        _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        os._exit(1)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        _fail(f"{where}{error.strerror or error}; check the path, its permissions and the space left", 1)
+
+
+def _fail(message: str, exit_code: int) -> None:
+    """Print the message on one line, whatever names and texts it holds, and exit."""
+    text = " ".join(message.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").split())
+    printable = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+    typer.echo(f"error: {printable}", err=True)
+    sys.exit(exit_code)
 
 
 if __name__ == "__main__":

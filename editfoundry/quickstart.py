@@ -48,8 +48,8 @@ def quickstart(
     from editfoundry.data_engine.runner import run
     from editfoundry.data_engine.stats import stats
 
-    fetched = materials()
     config = load_config(RunConfig, CONFIG, overrides or ())
+    fetched = materials()
     with PeakMemory() as memory, timed() as seconds:
         dataset = run(config, output, workers=workers or min(DEFAULT_WORKERS, len(os.sched_getaffinity(0))))
     if dataset is None:

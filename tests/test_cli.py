@@ -70,3 +70,23 @@ def test_a_missing_weight_names_the_remedy(tmp_path: Path, monkeypatch: pytest.M
     assert answer.returncode == 1
     assert answer.stderr.startswith("error: models: the weights of u2netp are not in ")
     assert answer.stderr.endswith("run `editfoundry models pull u2netp`\n")
+
+
+def test_errors_of_the_system_are_one_line(tmp_path: Path) -> None:
+    answer = call("data", "funnel", "x" * 300, cwd=tmp_path)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith(f"error: {'x' * 300}/state.json: File name too long; ")
+    assert answer.stderr.count("\n") == 1
+
+
+def test_errors_hold_no_control_characters(tmp_path: Path) -> None:
+    answer = call("data", "funnel", "a\nb\x1b[31m\u202e", cwd=tmp_path)
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("error: a b\\x1b[31m\\x202e: not a run")
+    assert answer.stderr.count("\n") == 1
+
+
+def test_a_closed_pipe_ends_quietly(tmp_path: Path) -> None:
+    child = subprocess.run(["bash", "-c", f"{sys.executable} -m editfoundry models list --json | true"], cwd=tmp_path,
+                           capture_output=True, text=True, check=False, timeout=120)
+    assert (child.returncode, child.stderr) == (0, "")

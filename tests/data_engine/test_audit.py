@@ -134,7 +134,7 @@ def test_a_lost_row_is_a_problem_of_the_funnel(run: RunDir) -> None:
     replace_file(path, json.dumps({**record, "inputs": record["inputs"] - 1, "accepted": record["accepted"] - 1,
                                    "outputs": record["outputs"] - 1}).encode())
     problems = funnel(run).problems
-    assert any("filter shard 0: 2 rows are stored, 1 are recorded" in problem for problem in problems)
+    assert any("filter shard 0: 2 outputs are stored, 1 are recorded" in problem for problem in problems)
     assert any("filter shard 0: ingest gave 2 rows, but 1 were taken in" in problem for problem in problems)
     assert any("instruct shard 0: filter gave 1 rows, but 2 were taken in" in problem for problem in problems)
 

@@ -91,6 +91,6 @@ def test_wrong_calls_are_one_line_and_exit_2(run: Path, monkeypatch: pytest.Monk
 def test_a_locked_run_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
                                  ) -> None:
     with RunDir(run).lock():
-        code, _, err = call(monkeypatch, capsys, "forget", run, "--sha256", "0")
+        code, _, err = call(monkeypatch, capsys, "forget", run, "--sha256", "0" * 64)
     assert code == 1
     assert "is working on this run" in err

@@ -12,6 +12,7 @@ from editfoundry.data_engine.records import Reject
 from editfoundry.data_engine.shards import (
     REJECT_SCHEMA,
     ROW_SCHEMA,
+    DamagedFile,
     RejectRow,
     Row,
     TableWriter,
@@ -65,7 +66,7 @@ def test_member_beyond_the_end_is_an_error(tmp_path: Path) -> None:
     spans, _ = write_tar(tmp_path / "a.tar", {"a.jpg": b"abc"})
     path = tmp_path / "cut.tar"
     path.write_bytes((tmp_path / "a.tar").read_bytes()[:514])
-    with pytest.raises(RuntimeError, match="ends inside a member at byte 512"):
+    with pytest.raises(DamagedFile, match="ends inside a member at byte 512"):
         read_member(path, spans["a.jpg"])
 
 
