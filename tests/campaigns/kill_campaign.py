@@ -4,8 +4,10 @@
 
 First the configuration runs undisturbed with one worker (default: the end-to-end tests' photographs, see
 `tests/support/photo_run.py`). Then it is run again and again with `--workers`, its whole process group killed with
-SIGKILL after a random 1 to 12 seconds and started again in the same folder; when a run gets to its end, its dataset is
-compared with the undisturbed one byte for byte, and a fresh one begins. Prints a row for every kill (where the run was,
+SIGKILL at a random moment and started again in the same folder; when a run gets to its end, its dataset is compared
+with the undisturbed one byte for byte, and a fresh one begins. A moment is a number of committed shards, up to a
+quarter of all beyond those there are, and up to two seconds after that; so the kills spread over all stages, starts of
+workers and loading of models included, however fast the machine is. Prints a row for every kill (where the run was,
 how many shards were committed) and a summary; exits 1 if a dataset differs, `verify` or `funnel` finds a problem, or a
 committed shard was lost or made again. Thirty kills take about ten minutes on two cores.
 """
@@ -29,15 +31,17 @@ import photo_run
 from editfoundry.data_engine.audit import funnel, verify
 from editfoundry.data_engine.rundir import RunDir
 
-SHORTEST_S, LONGEST_S = 1.0, 12.0
+LONGEST_S = 2.0
+STRIDE_SHARE = 4
 FORCED_KILLS_A_RUN = 8
 
 
 @dataclass
 class Kill:
-    """One kill: in which of the runs, after how long, what was being done, and how many shards were committed."""
+    """One kill: in which run, how long after how many commits, during which stage, and how many commits there were."""
 
     run: int
+    commits: int
     seconds: float
     stage: str
     committed: int
@@ -50,6 +54,7 @@ class Campaign:
     config: Path
     workers: int
     reference: Path
+    stride: int
     rng: random.Random
     kills: list[Kill] = field(default_factory=list)
     finished: int = 0
@@ -59,11 +64,14 @@ class Campaign:
         """One run in `path`, killed up to `most` times on its way, then checked."""
         number, left = self.finished + 1, most
         committed: dict[str, bytes] = {}
-        while left and photo_run.killed(self.config, path, self.workers, seconds := self._delay()):
+        while left:
+            commits, seconds = len(committed) + self.rng.randrange(self.stride), self.rng.uniform(0, LONGEST_S)
+            if not photo_run.killed(self.config, path, self.workers, commits, seconds):
+                break
             left -= 1
             committed = self._compare(number, path, committed)
-            self.kills.append(Kill(number, seconds, reached(path), len(committed)))
-            say(f"kill {len(self.kills)}: run {number}, after {seconds:.1f} s, {len(committed)} shards committed")
+            self.kills.append(Kill(number, commits, seconds, reached(path), len(committed)))
+            say(f"kill {len(self.kills)}: run {number}, {len(committed)} shards committed")
         code, said = photo_run.data("run", "-c", self.config, "-o", path, "--workers", self.workers)
         self.finished += 1
         if code:
@@ -71,9 +79,6 @@ class Campaign:
             return
         self._compare(number, path, committed)
         self._check(number, path)
-
-    def _delay(self) -> float:
-        return self.rng.uniform(SHORTEST_S, LONGEST_S)
 
     def _compare(self, number: int, path: Path, before: dict[str, bytes]) -> dict[str, bytes]:
         """The commit records now; those of before must be among them, unchanged."""
@@ -105,9 +110,10 @@ def say(text: str) -> None:
 
 def show(campaign: Campaign, seconds: float) -> None:
     """Print the table of kills and the summary."""
-    table = Table("kill", "run", "after (s)", "in stage", "shards committed")
+    table = Table("kill", "run", "moment", "in stage", "shards committed")
     for number, kill in enumerate(campaign.kills, start=1):
-        table.add_row(str(number), str(kill.run), f"{kill.seconds:.1f}", kill.stage, str(kill.committed))
+        moment = f"{kill.commits} + {kill.seconds:.2f} s"
+        table.add_row(str(number), str(kill.run), moment, kill.stage, str(kill.committed))
     Console(width=100).print(table)
     for problem in campaign.problems:
         print(f"problem: {problem}")
@@ -146,7 +152,8 @@ def conduct(out: Path, config: Path, options: argparse.Namespace) -> Campaign:
     code, said = photo_run.data("run", "-c", config, "-o", reference, "--workers", 1)
     if code:
         raise SystemExit(f"the undisturbed run failed with exit code {code}: {said[-2000:]}")
-    campaign = Campaign(config, options.workers, reference, random.Random(options.seed))
+    stride = photo_run.count(reference) // STRIDE_SHARE
+    campaign = Campaign(config, options.workers, reference, stride, random.Random(options.seed))
     while len(campaign.kills) < options.kills:
         path = out / f"killed{campaign.finished + 1}"
         campaign.run_to_the_end(path, min(FORCED_KILLS_A_RUN, options.kills - len(campaign.kills)))

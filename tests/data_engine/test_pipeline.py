@@ -28,7 +28,7 @@ from editfoundry.data_engine.rundir import RunDir
 from editfoundry.data_engine.taxonomy import TYPES
 
 pytestmark = [pytest.mark.slow, pytest.mark.weights]
-KILLS = 2
+KILLS, MOST_COMMITS = 3, 50
 Rows = list[dict[str, Any]]
 
 
@@ -53,17 +53,15 @@ def two(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one(config: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with one worker whose process group is killed twice; what was committed stays as it is throughout."""
+    """A run with one worker whose process group is killed three times; what was committed stays throughout."""
     path = tmp_path_factory.mktemp("one") / "run"
-    rng = random.Random(4)
+    rng = random.Random(5)
     committed: dict[str, bytes] = {}
-    kills = 0
-    for _ in range(KILLS):
-        kills += photo_run.killed(config, path, 1, rng.uniform(5, 10))
+    for commits in sorted(rng.sample(range(MOST_COMMITS), KILLS)):
+        assert photo_run.killed(config, path, 1, commits, rng.uniform(0, 1.5))
         now = photo_run.records(path)
         assert committed.items() <= now.items()
         committed = now
-    assert kills
     code, said = photo_run.data("run", "-c", config, "-o", path, "--workers", 1)
     assert code == 0, said
     assert committed.items() <= photo_run.records(path).items()

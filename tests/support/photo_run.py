@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,12 +94,14 @@ def data(*arguments: Any) -> tuple[int, str]:
     return process.returncode, said
 
 
-def killed(config: Path, run: Path, workers: int, seconds: float) -> bool:
-    """Run, and SIGKILL the whole process group after `seconds`. False if it had ended by itself, with success, before.
+def killed(config: Path, run: Path, workers: int, commits: int, seconds: float) -> bool:
+    """Run, and SIGKILL the whole process group `seconds` after the run has `commits` committed shards in all.
 
-    Raises RuntimeError when it failed by itself.
+    False if it had ended by itself, with success, before. Raises RuntimeError when it failed by itself.
     """
     with started("data", "run", "-c", config, "-o", run, "--workers", workers) as process:
+        while process.poll() is None and count(run) < commits:
+            time.sleep(0.01)
         try:
             _, said = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -108,6 +111,11 @@ def killed(config: Path, run: Path, workers: int, seconds: float) -> bool:
     return False
 
 
+def count(run: Path) -> int:
+    """How many shards are committed."""
+    return sum(1 for _ in run.glob("stages/*/commits/[0-9]*.json"))
+
+
 def tree(path: Path) -> dict[str, bytes]:
     """Every file below a folder, by relative name."""
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
@@ -115,7 +123,7 @@ def tree(path: Path) -> dict[str, bytes]:
 
 def records(run: Path) -> dict[str, bytes]:
     """Every commit record of a run, by relative name."""
-    return {str(path.relative_to(run)): path.read_bytes() for path in sorted(run.glob("stages/*/commits/*.json"))}
+    return {str(path.relative_to(run)): path.read_bytes() for path in sorted(run.glob("stages/*/commits/[0-9]*.json"))}
 
 
 def committers(run: Path) -> list[tuple[str, str, str]]:
