@@ -32,7 +32,7 @@ CRASH, TIMEOUT = "worker_crash", "worker_timeout"
 
 
 class StageFailed(EditFoundryError):
-    """A worker reported an error the user can act on; carries its exit code."""
+    """A worker reported an error, the user's or its own; carries the exit code."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -185,7 +185,7 @@ class LocalExecutor:
         where = f"{plan.stage.name} shard {worker.task.shard}" if worker.task else f"{plan.stage.name}: setting up"
         text = f"{where}: {failure.message}; the traceback is in {self.run / 'logs' / worker.name}.jsonl"
         if worker.task:
-            raise RuntimeError(text)
+            raise StageFailed(text, exit_code=1)
         self._count_failed_start(text)
         worker.plan = None
 

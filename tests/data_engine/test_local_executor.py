@@ -119,7 +119,7 @@ def test_a_full_disk_stops_the_run_and_it_resumes(tmp_path: Path) -> None:
 
 def test_a_broken_contract_names_stage_and_shard(tmp_path: Path) -> None:
     sources = toy.write_sources(tmp_path / "src", 3, {1: "lost one"})
-    with pytest.raises(RuntimeError, match="filter shard 0: RuntimeError: filter: the input at position 1"):
+    with pytest.raises(StageFailed, match="filter shard 0: RuntimeError: filter: the input at position 1"):
         toy.run(sources, tmp_path / "run", 1, FIRST_TWO)
 
 
