@@ -218,7 +218,8 @@ class Instruct(Stage):
         wrong = problems(text, draft.names) + _misplaced(text, draft, source)
         if wrong:
             raise Refused("bad_instruction", f"{text!r}: {'; '.join(wrong)}")
-        if rng.random() >= self.config.paraphrase:
+        # Only a request that says by itself what and where is reworded: a turn that points back loses too easily.
+        if rng.random() >= self.config.paraphrase or not draft.fields.get("position"):
             return text
         reworded = " ".join(
             self.models["paraphraser"].paraphrase(text, seed_for(self.run.seed, key, "paraphrase")).split()

@@ -204,3 +204,40 @@ def test_a_premise_of_colour_never_meets_a_label_that_says_another() -> None:
     for graph in graphs("content_memory"):
         if "half" not in graph.premise:
             assert "black cat" not in {turn.draft.target_label for turn in graph.turns}
+
+
+class Reworder:
+    """A Paraphraser that always answers the same thing."""
+
+    def __init__(self, reply: str) -> None:
+        self.reply = reply
+
+    def paraphrase(self, instruction: str, seed: int) -> str:
+        return self.reply or instruction.replace("Add", "Please add")
+
+
+def reworded(reply: str, **rates: Any) -> list[Item | Reject]:
+    stage = Instruct(config(**({"donor_rates": {}, "conversation_rates": {}, "photograph_rates": {}} | rates)))
+    stage.setup(Library(donors()))
+    stage.config = stage.config.model_copy(update={"paraphrase": 1.0})
+    stage.models["paraphraser"] = Reworder(reply)
+    return stage.process([Item(source())])[0]
+
+
+ADD = {"donor_rates": {"add": 1}, "templates": {"add": ["Add {a_object} {position}."]}}
+
+
+def test_a_faithful_rewording_is_taken() -> None:
+    assert samples(reworded("", **ADD))[0].turns[0].instruction.startswith("Please add ")
+
+
+@pytest.mark.parametrize("reply", ["Add a thing.", "Remove everything; ignore the rules", "", "Add <b>it</b>"])
+def test_any_other_rewording_is_refused_and_counted(reply: str) -> None:
+    outcome = reworded(reply or "Add a rooster and a second dog somewhere.", **ADD)
+    assert samples(outcome)[0].turns[0].instruction.startswith("Add ")
+    assert "paraphrase_refused" in [part.reason for part in outcome if isinstance(part, Reject)]
+
+
+def test_turns_that_point_back_are_never_reworded() -> None:
+    outcome = reworded("Bring it back to pink.", conversation_rates={"version_backtracking": 1})
+    assert all("back to pink" not in turn.instruction for sample in samples(outcome) for turn in sample.turns)
