@@ -206,3 +206,10 @@ def test_a_wrong_hash_is_a_wrong_call(run: Path, value: str) -> None:
     answer = CliRunner().invoke(cli.app, ["data", "forget", str(run), "--sha256", value])
     assert isinstance(answer.exception, UsageError)
     assert "64 hexadecimal digits" in str(answer.exception)
+
+
+def test_a_run_on_top_of_damaged_rows_names_the_file(run: Path, whole: Path) -> None:
+    first(run, "stages/ingest-*/shards/00000.rows*").write_bytes(b"xx")
+    first(run, "stages/filter-*/commits/00000.json").unlink()
+    with pytest.raises(DamagedFile, match=r"ingest-.*\.parquet: damaged .*`editfoundry data repair` mends it"):
+        toy.run_here(whole / "src", run)
