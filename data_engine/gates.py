@@ -4,8 +4,8 @@ A gate is a function of an `EdgeView` and the thresholds; it returns the values 
 The order of gates is the configuration's; the first that fails ends the sample.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -206,19 +206,40 @@ def structure(first: Image, second: Image) -> float:
 
 
 def detector(view: EdgeView, limits: Thresholds) -> Values:
-    """A removed real object is gone; a placed one can be recognised as itself where it stands, and only there."""
+    """A removed real object is gone; every placed one can be recognised where it stands, and only there."""
     box = view.box()
-    if box is None:
-        return {}
-    if view.inpainted is not None:
+    if view.inpainted is not None and box is not None:
         return _gone(view, view.inpainted, box, limits)
-    donor = view.turn.operation.get("placement", view.turn.operation).get("donor")
+    found = [_recognised(view, *shown, limits) for shown in _shown(view)]
+    worst = min(found, key=lambda values: values["recognition_gain"], default={})
+    return {**worst}
+
+
+Shown = tuple[str, Box, Image, Image]
+
+
+def _shown(view: EdgeView) -> list[Shown]:
+    """(donor, box, the picture that shows it, the one that does not) of every donor that came or went unpainted."""
+    operation = view.turn.operation
+    if "steps" in operation:
+        steps = [view.turn.model_copy(update=step) for step in operation["steps"]]
+        return [shown for step in steps for shown in _shown(replace(view, turn=step))]
+    if "copies" in operation:
+        low, high = sorted((operation["before"], operation["after"]))
+        added = operation["after"] > operation["before"]
+        return [_as_shown(view, copy["donor"], copy["box"], in_result=added) for copy in operation["copies"][low:high]]
     placed = next((p for p in view.sample.initial if p.object == view.turn.target), None)
     if view.turn.type == "remove" and placed is not None:
-        return _recognised(view, placed.donor, box, with_object=view.source, without=view.result, limits=limits)
-    if donor is None or view.turn.operation.get("paint"):
-        return {}
-    return _recognised(view, donor, box, with_object=view.result, without=view.source, limits=limits)
+        return [_as_shown(view, placed.donor, placed.box, in_result=False)]
+    placement = operation.get("placement", operation)
+    if "donor" not in placement or operation.get("paint"):
+        return []
+    return [_as_shown(view, placement["donor"], placement["box"], in_result=True)]
+
+
+def _as_shown(view: EdgeView, donor: str, box: Sequence[float], *, in_result: bool) -> Shown:
+    pictures = (view.result, view.source) if in_result else (view.source, view.result)
+    return donor, Box.from_list(list(box)), *pictures
 
 
 def _gone(view: EdgeView, image: Image, box: Box, limits: Thresholds) -> Values:
@@ -232,8 +253,8 @@ def _gone(view: EdgeView, image: Image, box: Box, limits: Thresholds) -> Values:
 
 
 def _recognised(
-    view: EdgeView, donor: str, box: Box, *, with_object: Image, without: Image, limits: Thresholds
-) -> Values:
+    view: EdgeView, donor: str, box: Box, with_object: Image, without: Image, limits: Thresholds
+) -> dict[str, float]:
     embedded = view.models["image_embedder"].embed([crop(with_object, box), crop(without, box)])
     present, absent = (embedded @ view.alone(donor)).tolist()
     if present - absent < limits.min_recognition_gain:

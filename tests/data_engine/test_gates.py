@@ -14,6 +14,7 @@ from editfoundry.data_engine.gates import (
     Thresholds,
     change,
     crop,
+    detector,
     geometry,
     protected,
     quality,
@@ -210,3 +211,60 @@ def test_structure_is_one_for_equal_images_and_near_zero_for_noise() -> None:
 
 def test_crop_stays_inside_the_image() -> None:
     assert crop(photograph(), Box(100, 80, 128, 96)).shape == (19, 31, 3)
+
+
+class MeanColour:
+    """A real, if simple, ImageEmbedder: the mean colour's direction."""
+
+    def embed(self, images: Sequence[np.ndarray]) -> np.ndarray:
+        means = np.stack([image.reshape(-1, 3).mean(axis=0) - 110 for image in images])
+        return (means / np.linalg.norm(means, axis=1, keepdims=True)).astype(np.float32)
+
+
+RED = MeanColour().embed([np.full((4, 4, 3), (230, 30, 30), np.uint8)])[0]
+
+
+def red_square(image: np.ndarray, left: int) -> np.ndarray:
+    out = image.copy()
+    out[30:50, left : left + 20] = (230, 30, 30)
+    return out
+
+
+def copies(before: int, after: int, *lefts: int) -> dict[str, Any]:
+    return {
+        "copies": [{"donor": "d" * 64, "box": [left, 30, left + 20, 50]} for left in lefts],
+        "before": before,
+        "after": after,
+    }
+
+
+def counted(source: np.ndarray, result: np.ndarray, operation: dict[str, Any], kind: str = "count") -> EdgeView:
+    edge = view(source, result, Mask(np.ones((96, 128), bool)), kind)
+    edge.turn = edge.turn.model_copy(update={"operation": operation, "target": "o1"})
+    edge.models, edge.alone = {"image_embedder": MeanColour()}, lambda _: RED
+    return edge
+
+
+def test_every_copy_that_came_or_went_is_recognised() -> None:
+    one = red_square(photograph(), 10)
+    two = red_square(one, 60)
+    assert detector(counted(one, two, copies(1, 2, 10, 60)), LIMITS)["recognition_gain"] > 0.3
+    assert detector(counted(two, one, copies(2, 1, 10, 60)), LIMITS)["recognition_gain"] > 0.3
+
+
+def test_a_wrong_count_fails() -> None:
+    one = red_square(photograph(), 10)
+    with pytest.raises(GateFailed) as failed:
+        detector(counted(one, red_square(one, 60), copies(1, 3, 10, 60, 95)), LIMITS)
+    assert failed.value.reason == "not_recognised"
+
+
+def test_each_step_of_a_composition_is_recognised() -> None:
+    placement = {"donor": "d" * 64, "box": [60, 30, 80, 50]}
+    steps = [{"type": "add", "target": "o2", "operation": {"placement": placement}},
+             {"type": "adjust", "target": "o1", "operation": {"paint": "red"}}]  # fmt: skip
+    empty = photograph()
+    done = counted(empty, red_square(empty, 60), {"steps": steps}, "compose")
+    assert detector(done, LIMITS)["recognition_gain"] > 0.3
+    with pytest.raises(GateFailed):
+        detector(counted(empty, empty, {"steps": steps}, "compose"), LIMITS)
