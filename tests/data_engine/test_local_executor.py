@@ -98,7 +98,7 @@ def test_a_worker_that_dies_once_costs_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_hanging_sample_is_killed_and_rejected(tmp_path: Path) -> None:
     sources = toy.write_sources(tmp_path / "src", 3, {1: "hang on"})
-    toy.run(sources, tmp_path / "run", 1, FIRST_TWO, batch_timeout_s=1.0)
+    toy.run(sources, tmp_path / "run", 1, FIRST_TWO, batch_timeout_s=6.0)
     assert refused(tmp_path / "run", "filter") == {"worker_timeout": [source_id("hang on")]}
 
 

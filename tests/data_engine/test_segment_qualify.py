@@ -20,6 +20,8 @@ from editfoundry.data_engine.stages.segment import Segment, cut_by_box
 from editfoundry.data_engine.zones import estimate_zones
 
 CUP = (175.0, 11.0, 417.0, 240.0)
+# The matte leaves the shadowed side of the cup out: good enough to measure on, not to pass by default.
+LENIENT = 0.7
 
 
 def disc(center: tuple[int, int], radius: int, shape: tuple[int, int] = (200, 300)) -> Mask:
@@ -89,7 +91,7 @@ def with_region(item: Item, label: str, box: tuple[float, float, float, float]) 
 @pytest.mark.slow
 def test_cup_gets_a_clean_mask_and_qualifies(tmp_path: Path) -> None:
     item = with_region(photograph(tmp_path, "coffee"), "cup", CUP)
-    settings = config(tmp_path, grid_area=400_000)
+    settings = config(tmp_path, grid_area=400_000, qualify={"min_visible": LENIENT})
     segmented, _ = run(Segment(settings), [item])
     (accepted,), rejects = run(Qualify(settings), segmented)
     (found,) = accepted.record.regions
@@ -103,6 +105,16 @@ def test_cup_gets_a_clean_mask_and_qualifies(tmp_path: Path) -> None:
     hull = np.zeros(mask.shape, np.uint8)
     cv2.ellipse(hull, (298, 132), (115, 116), 0, 0, 360, 1, -1)
     assert mask.iou(Mask(hull > 0)) > 0.7
+
+
+@pytest.mark.weights
+@pytest.mark.slow
+def test_a_mask_that_misses_part_of_the_cup_is_refused_by_default(tmp_path: Path) -> None:
+    item = with_region(photograph(tmp_path, "coffee"), "cup", CUP)
+    settings = config(tmp_path, grid_area=400_000)
+    (accepted,), rejects = run(Qualify(settings), run(Segment(settings), [item])[0])
+    assert accepted.record.regions == ()
+    assert [reject.reason for reject in rejects] == ["unclear_outline"]
 
 
 @pytest.mark.weights
@@ -128,7 +140,8 @@ def test_each_reason_keeps_the_region_out(tmp_path: Path, reason: str, settings:
         moved = Mask(np.roll(array, -int(shifted.box[1]), axis=0))
         shifted = shifted.model_copy(update={"mask": moved.to_rle()})
         segmented = [Item(segmented[0].record.model_copy(update={"regions": (shifted,)}), segmented[0].blobs)]
-    (accepted,), rejects = run(Qualify(config(tmp_path, grid_area=400_000, qualify=settings)), segmented)
+    lenient = {"min_visible": LENIENT} | settings
+    (accepted,), rejects = run(Qualify(config(tmp_path, grid_area=400_000, qualify=lenient)), segmented)
     assert [(reject.reason, reject.unit) for reject in rejects] == [(reason, "region")]
     kept = [one.qualified for one in accepted.record.regions]
     assert kept == ([False] if reason == "too_large" else [])
