@@ -47,6 +47,8 @@ def run_command(
     if executor not in EXECUTORS:
         raise UsageError(f"--executor {executor}: unknown; available: {', '.join(EXECUTORS)}")
     dataset = run(load_config(RunConfig, config, overrides or ()), output, workers=workers)
+    if dataset is not None and not any(dataset.glob("*.tar")):
+        _say("note: no sample was accepted; the funnel says what was missing")
     _say(f"dataset: {dataset}\nfunnel:  editfoundry data funnel {output}\nreport:  editfoundry data report {output}")
 
 
