@@ -125,7 +125,7 @@ def _memory_side(plan: Plan, words: Words) -> Graph:
 
 
 def _on_side(plan: Plan, placement: Placement, side: str) -> bool:
-    box, middle = Box.from_list(list(placement.box)), plan.grid.width / 2
+    box, middle = Box.from_list(placement.box), plan.grid.width / 2
     return box.x1 <= middle if side == "left" else box.x0 >= middle
 
 

@@ -97,7 +97,7 @@ class EdgeView:
             placed = [p.box for p in self.sample.initial if p.object == self.turn.target]
             regions = [r.box for r in self.sample.source.regions if r.id == self.turn.target]
             found = next(iter([*placed, *regions]), None)
-        return Box.from_list(list(found)) if found is not None else None
+        return Box.from_list(found) if found is not None else None
 
 
 def crop(image: Image, box: Box, margin: float = 0.1) -> Image:
@@ -180,7 +180,7 @@ def _motion_change(view: EdgeView, limits: Thresholds, visible: NDArray[np.bool_
     assert motion is not None
     outside = np.ones(visible.shape, bool)
     for corners in (motion.before, motion.after):
-        x0, y0, x1, y1 = Box.from_list(list(corners)).to_ints()
+        x0, y0, x1, y1 = Box.from_list(corners).to_ints()
         margin = max(4, (y1 - y0) // 8)
         outside[max(0, y0 - margin) : y1 + margin, max(0, x0 - margin) : x1 + margin] = False
     strong = view.difference > 3 * limits.visible_difference
@@ -239,7 +239,7 @@ def _shown(view: EdgeView) -> list[Shown]:
 
 def _as_shown(view: EdgeView, donor: str, box: Sequence[float], *, in_result: bool) -> Shown:
     pictures = (view.result, view.source) if in_result else (view.source, view.result)
-    return donor, Box.from_list(list(box)), *pictures
+    return donor, Box.from_list(box), *pictures
 
 
 def _gone(view: EdgeView, image: Image, box: Box, limits: Thresholds) -> Values:
@@ -331,7 +331,7 @@ def protected(view: EdgeView, limits: Thresholds) -> Values:
     if view.mask is None or view.turn.type == "background":
         return {}
     for corners in view.sample.source.protected:
-        box = Box.from_list(list(corners))
+        box = Box.from_list(corners)
         x0, y0, x1, y1 = box.to_ints()
         if view.mask.array[y0:y1, x0:x1].any() and not _belongs(view, box):
             raise GateFailed("protected_area", "the edit touches a face or a line of text")
@@ -341,7 +341,7 @@ def protected(view: EdgeView, limits: Thresholds) -> Values:
 def _belongs(view: EdgeView, box: Box) -> bool:
     """Text printed on the edited real object itself may change with it."""
     target = next((r for r in view.sample.source.regions if r.id == view.turn.target), None)
-    return target is not None and Box.from_list(list(target.box)).contains(box, 4)
+    return target is not None and Box.from_list(target.box).contains(box, 4)
 
 
 GATES: dict[str, Callable[[EdgeView, Thresholds], Values]] = {

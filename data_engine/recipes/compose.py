@@ -57,7 +57,7 @@ class Compose(Recipe):
                 ]
             except Refused:
                 continue
-            gap = Box.from_list(list(one.box)).distance(Box.from_list(list(two.box)))
+            gap = Box.from_list(one.box).distance(Box.from_list(two.box))
             if gap < MIN_GAP_AT_1024 * min(plan.source.grid) / 1024:
                 continue
             initial = tuple(p for kind, p in zip(kinds, (one, two), strict=True) if kind != "add")

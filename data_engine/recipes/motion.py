@@ -21,7 +21,7 @@ _WAYS = {
 
 def way(motion: Motion) -> str:
     """Where the subject went, in words, from the shift of its foot point."""
-    before, after = Box.from_list(list(motion.before)), Box.from_list(list(motion.after))
+    before, after = Box.from_list(motion.before), Box.from_list(motion.after)
     dx, dy = after.center[0] - before.center[0], after.y1 - before.y1
     longest = max(abs(dx), abs(dy))
     across, down = ((1 if value > 0 else -1) if abs(value) > 0.4 * longest else 0 for value in (dx, dy))

@@ -21,7 +21,7 @@ class Move(Replace):
                 _, end = plan.place(avoid=(start,), accept=only(donor))
             except Refused:
                 continue
-            before, after = Box.from_list(list(start.box)), Box.from_list(list(end.box))
+            before, after = Box.from_list(start.box), Box.from_list(end.box)
             here, there = plan.where(start.box), plan.where(end.box)
             shift = abs(after.center[0] - before.center[0]) / plan.grid.width
             if here == there or shift < MIN_SHIFT:

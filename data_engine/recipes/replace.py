@@ -17,7 +17,7 @@ def swapped(
     placement: Placement, old: Donor, new: Donor, grid: Grid, area_ratio: tuple[float, float] = (0.5, 2.2)
 ) -> Placement | None:
     """The new donor at its true size on the old one's foot point (centre, in the sky); None when it does not fit."""
-    box = Box.from_list(list(placement.box))
+    box = Box.from_list(placement.box)
     height = box.height * new.height_m / old.height_m
     width = height * new.width / new.height
     bottom = (box.y0 + box.y1 + height) / 2 if placement.zone == "sky" else box.y1

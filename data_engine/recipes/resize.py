@@ -28,4 +28,4 @@ class Resize(Replace):
 
 
 def _overlap(first: tuple[float, float, float, float], second: tuple[float, float, float, float]) -> bool:
-    return Box.from_list(list(first)).intersection(Box.from_list(list(second))) > 0
+    return Box.from_list(first).intersection(Box.from_list(second)) > 0

@@ -243,5 +243,5 @@ def _misplaced(text: str, draft: Draft, source: Source) -> list[str]:
     position = draft.fields["position"]
     if box is None or position not in text:
         return []
-    agrees = position_agrees(position, Box.from_list(list(box)), Grid(*source.grid))
+    agrees = position_agrees(position, Box.from_list(box), Grid(*source.grid))
     return [] if agrees else [f"{position!r} contradicts the box {[round(v) for v in box]}"]
