@@ -86,11 +86,6 @@ def photographs_home() -> Path:
     return cache_root() / "photographs"
 
 
-def photographs_present(home: Path | None = None) -> bool:
-    """Whether every file of the lock is there at its size."""
-    return not _missing(read_lock(), home or photographs_home())
-
-
 def read_lock(path: Path = LOCK_FILE) -> Lock:
     """Parse a lock file. Raises ConfigError naming the key that is wrong."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
