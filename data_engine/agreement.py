@@ -12,8 +12,8 @@ from pydantic import Field
 
 from editfoundry.core.config import Config
 from editfoundry.core.geometry import Box
-from editfoundry.data_engine.nouns import KINDS, best_kind, kind_score, members, mentions
 from editfoundry.models.embedded.labels import agrees, supporting
+from editfoundry.models.embedded.nouns import KINDS, best_kind, kind_score, members, mentions
 from editfoundry.models.protocols import Image, Tag, Tagger
 
 MAIN_MARGIN = 0.12

@@ -1,6 +1,6 @@
 """The configuration of a run: one section per stage, plus what all stages share."""
 
-from typing import Literal, Self
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,30 +18,14 @@ from editfoundry.data_engine.stages.qualify import QualifyConfig
 from editfoundry.data_engine.stages.render import RenderConfig
 from editfoundry.data_engine.stages.segment import SegmentConfig
 from editfoundry.data_engine.stages.verify import VerifyConfig
-from editfoundry.models.registry import check, stack_of
-
-EMBEDDED = {
-    "detector": "ssd",
-    "saliency": "u2net",
-    "segmenter": "u2net",
-    "tagger": "efficientnet",
-    "scorer": "conse",
-    "image_embedder": "clip-int8",
-    "text_embedder": "minilm",
-    "quality": "brisque",
-    "safety": "open-nsfw",
-    "reader": "rapidocr",
-    "faces": "dlib",
-    "paraphraser": "smollm2",
-    "inpainter": "patchmatch",
-    "style": "arbitrary",
-}
+from editfoundry.models.registry import DEFAULTS, ModelSpec, check, stack_name
 
 
 class RunConfig(Config):
     """Everything that decides a dataset's bytes.
 
-    models: implementation by role; roles that are not named keep their default. stack: what the models named are.
+    stack: where the models of roles that are not named come from. models: implementation by role, each a name or a
+    name with options; null leaves a role out.
     grid_area: pixels of the constant-area grid. val_fraction: share of sources (and donors) kept for validation.
     batch_timeout_s: a batch that takes longer is killed and its guilty sample rejected (`worker_timeout`).
     """
@@ -54,7 +38,7 @@ class RunConfig(Config):
     jpeg_quality: int = Field(default=92, ge=1, le=100)
     val_fraction: float = Field(default=0.1, ge=0, le=0.5)
     batch_timeout_s: float = Field(default=600, gt=0)
-    models: dict[str, str] = Field(default_factory=lambda: dict(EMBEDDED))
+    models: dict[str, ModelSpec] = Field(default_factory=dict)
 
     ingest: IngestConfig
     duplicates: DuplicatesConfig = DuplicatesConfig()
@@ -69,27 +53,32 @@ class RunConfig(Config):
     verify: VerifyConfig = VerifyConfig()
     emit: EmitConfig = EmitConfig()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _models_of_the_stack(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("models", {}), dict):
+            return data
+        named = {**DEFAULTS.get(data.get("stack", "embedded"), {}), **data.get("models", {})}
+        return {**data, "models": {role: spec for role, spec in named.items() if spec is not None}}
+
     @field_validator("models")
     @classmethod
-    def _known_models(cls, value: dict[str, str]) -> dict[str, str]:
-        for role, name in value.items():
+    def _known_models(cls, value: dict[str, ModelSpec]) -> dict[str, ModelSpec]:
+        for role, spec in value.items():
             try:
-                check(role, name)
+                check(role, spec)
             except ConfigError as error:
                 raise ValueError(str(error)) from error
-        return {**EMBEDDED, **value}
+        return value
 
-    @model_validator(mode="after")
-    def _true_stack(self) -> Self:
-        others = {role: name for role, name in self.models.items() if stack_of(role, name) != self.stack}
-        if others:
-            role, name = min(others.items())
-            raise ValueError(f"stack is {self.stack}, but models.{role} is {name}, which is not of that stack")
-        return self
+    @property
+    def made_by(self) -> str:
+        """What the dataset says made it: `embedded`, `full`, or `mixed` when models of both work together."""
+        return stack_name(self.models)
 
     def shared(self) -> dict[str, object]:
         """The settings every stage's fingerprint includes."""
         return {
             key: getattr(self, key)
-            for key in ("seed", "stack", "shard_size", "grid_area", "jpeg_quality", "val_fraction")
-        }
+            for key in ("seed", "shard_size", "grid_area", "jpeg_quality", "val_fraction")
+        } | {"stack": self.made_by}

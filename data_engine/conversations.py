@@ -7,13 +7,14 @@ Version backtracking: turn 3 starts from the result of turn 1.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from editfoundry.core.english import a
 from editfoundry.core.geometry import Box
 from editfoundry.data_engine.paint import PAINTS, choices
 from editfoundry.data_engine.recipes.add import adding
 from editfoundry.data_engine.recipes.base import Draft, Plan, Refused, object_fields
 from editfoundry.data_engine.recipes.replace import find_swap
 from editfoundry.data_engine.records import Donor, Placement
-from editfoundry.data_engine.wording import a, fill
+from editfoundry.data_engine.wording import fill
 
 Words = Mapping[str, Sequence[str]]
 COLOUR_WORDS = frozenset(PAINTS) | {"white", "black", "gray", "brown", "teal"}

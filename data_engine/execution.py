@@ -101,7 +101,7 @@ def run_shard(plan: Plan, stage: Stage, task: Task, artifacts: CommittedArtifact
     EditFoundryError other than ImageError that the stage raises; nothing is half-committed then.
     """
     started = time.perf_counter()
-    stage.meter.clear()
+    stage.start_shard()
     upstream = (plan.upstream, plan.fingerprints[plan.upstream]) if plan.upstream else None
     done = 0
     with plan.store().writer(task.shard, upstream) as writer:
@@ -120,7 +120,7 @@ def run_shard(plan: Plan, stage: Stage, task: Task, artifacts: CommittedArtifact
 def run_barrier(plan: Plan, stage: Barrier, worker: str) -> Commit:
     """Gather a barrier's artifact and commit it as shard 0."""
     started = time.perf_counter()
-    stage.meter.clear()
+    stage.start_shard()
     stores = plan.stores()
 
     def rows(name: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -16,6 +16,13 @@ ZoneKind = Literal["surface", "ground", "water", "sky", "macro"]
 Split = Literal["train", "val"]
 
 
+Origin = Literal["photograph", "donor", "video", "generated", "imported"]
+"""Where an edit's pixels come from: what the photograph holds, a placed cut-out, a video's frames, a generative model,
+
+or somebody else's dataset.
+"""
+
+
 class Record(BaseModel):
     """Base of all rows: unknown fields are errors, values never change, JSON is canonical."""
 
@@ -58,7 +65,10 @@ class Caption(Record):
 
 
 class Region(Record):
-    """An object or background area. Scores keep their owners' names; None means that model was not asked."""
+    """An object or background area. Scores keep their owners' names; None means that model was not asked.
+
+    `scorer_score` is the text-image score of the label on its crop, `aesthetic` the aesthetic score of the crop.
+    """
 
     id: str
     label: str
@@ -69,6 +79,7 @@ class Region(Record):
     tagger_score: float | None = None
     segmenter_score: float | None = None
     scorer_score: float | None = None
+    aesthetic: float | None = None
     mask: dict[str, Any] | None = None
     area: float = 0.0
     box_area: float = 0.0
@@ -170,11 +181,15 @@ class Turn(Record):
     target_label: str = ""
     result_phrase: str = ""
     operation: dict[str, Any] = Field(default_factory=dict)
-    origin: Literal["photograph", "donor", "video"] = "donor"
+    origin: Origin = "donor"
+    worded_by: Literal["template", "paraphraser", "writer", "dataset"] = "template"
 
 
 class Edge(Record):
-    """What rendering one turn gave. Node and mask names are tar members; hashes are of the stored bytes."""
+    """What rendering one turn gave. Node and mask names are tar members; hashes are of the stored bytes.
+
+    render: how it was made where that is not plain from the recipe (renderer, candidates, which was chosen and why).
+    """
 
     turn: int
     source_node: str
@@ -185,6 +200,7 @@ class Edge(Record):
     mask_fraction: float = 1.0
     reference: str = ""
     gates: dict[str, int | float | str | bool | None] = Field(default_factory=dict)
+    render: dict[str, int | float | str | bool | None] = Field(default_factory=dict)
 
 
 class Sample(Record):

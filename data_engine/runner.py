@@ -166,6 +166,8 @@ def default_find(run: Path) -> Callable[[Any], Sequence[Any]]:
 
 def _run(config: Any, run: RunDir, stages: Sequence[type[Stage]], listing: Listing, executor: Executor, bar: Bar,
          ) -> Path | None:
+    for stage in stages:
+        stage(config)  # a missing or misspelt model is found now, not when the run comes to its stage
     finish_journal(run)
     chain = Chain(run, config, listing, {})
     before = run.last_state()

@@ -5,17 +5,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
+from editfoundry.core.english import a
 from editfoundry.core.geometry import Box, Grid, Mask, position_words, resize
 from editfoundry.data_engine.paint import Paint, colour_distance, repaint
 from editfoundry.data_engine.placement import place_donor
-from editfoundry.data_engine.records import Donor, Placement, Region, Source, Turn
+from editfoundry.data_engine.records import BoxList, Donor, Origin, Placement, Region, Source, Turn
 from editfoundry.data_engine.scene import Image, Scene, changed
 from editfoundry.data_engine.taxonomy import TYPES
-from editfoundry.data_engine.wording import POSITIONS, a
+from editfoundry.data_engine.wording import POSITIONS
 from editfoundry.models.embedded.compositing import Layer, make_layer
 
 MIN_VISIBLE = 14.0
@@ -24,7 +25,11 @@ MIN_VISIBLE = 14.0
 
 @dataclass(frozen=True)
 class Draft:
-    """A planned edit before wording: what stands in the scene at the start, the turn's operation, its words."""
+    """A planned edit before wording: what stands in the scene at the start, the turn's operation, its words.
+
+    box: of the object it is about, for position and size words. open_result: a writer may choose another result phrase
+    (of a generated edit, whose renderer is prompted with it); it then replaces `fields["result"]` as well.
+    """
 
     operation: dict[str, Any]
     fields: dict[str, str]
@@ -33,8 +38,10 @@ class Draft:
     target_label: str = ""
     result_phrase: str = ""
     names: tuple[str, ...] = ()
-    origin: Literal["photograph", "donor", "video"] = "donor"
+    origin: Origin = "donor"
     donors: tuple[str, ...] = ()
+    box: BoxList | None = None
+    open_result: bool = False
 
 
 class Refused(Exception):
@@ -54,7 +61,7 @@ class Plan:
     styles: Sequence[Donor]
     backgrounds: Sequence[Donor]
     rng: np.random.Generator
-    origin: Literal["photograph", "donor"] = "donor"
+    origin: Origin = "donor"
 
     @property
     def grid(self) -> Grid:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from editfoundry.core.english import a
 from editfoundry.core.geometry import Box
 from editfoundry.data_engine.paint import PAINTS, choices
 from editfoundry.data_engine.recipes.add import adding
@@ -21,7 +22,6 @@ from editfoundry.data_engine.recipes.base import (
 from editfoundry.data_engine.recipes.replace import find_swap
 from editfoundry.data_engine.records import Donor, Placement, Turn
 from editfoundry.data_engine.scene import Scene
-from editfoundry.data_engine.wording import a
 
 MIN_GAP_AT_1024 = 100
 PHRASES = {

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
+from editfoundry.core.english import plural
 from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, change_mask, only
 from editfoundry.data_engine.records import Placement, Turn
 from editfoundry.data_engine.scene import Scene
-from editfoundry.data_engine.wording import NUMBERS, plural
+from editfoundry.data_engine.wording import NUMBERS
 
 CHANGES = ((1, 2), (1, 3), (2, 3), (2, 1), (3, 1), (3, 2))
 

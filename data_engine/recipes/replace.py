@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator
 
+from editfoundry.core.english import a
 from editfoundry.core.geometry import Box, Grid
 from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, change_mask, on_donor
 from editfoundry.data_engine.records import Donor, Placement, Turn
 from editfoundry.data_engine.scene import Scene
-from editfoundry.data_engine.wording import a
 
 FRAME_MARGIN = 8
 MAX_UPSCALE = 1.5

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from editfoundry.core.errors import ConfigError
 from editfoundry.data_engine.records import Record, Reject
-from editfoundry.models.registry import create
+from editfoundry.models.registry import REGISTRY, create
 
 if TYPE_CHECKING:
     from editfoundry.data_engine.config import RunConfig
@@ -82,7 +83,7 @@ class Stage(ABC):
     name: also its section of the configuration and its folder under RUN/stages.
     version: raised by hand when the code changes what it writes.
     row: record class of its output rows; `blobs`: stage whose tar supplies the items' members ("" for none).
-    roles: model roles it loads, named by the configuration's `models` section.
+    roles: model roles it may load, named by the configuration's `models` section; `needs` says which it does.
     artifacts: barrier stages whose artifacts `setup` reads; their digests enter the fingerprint.
     """
 
@@ -99,7 +100,23 @@ class Stage(ABC):
         self.run = config
         self.config: Any = getattr(config, self.name)
         self.meter = Meter()
-        self.models: dict[str, Any] = {role: create(role, config.models[role]) for role in self.roles}
+        self.models: dict[str, Any] = {role: create(role, self._spec(role)) for role in self.needs(config)}
+
+    @classmethod
+    def needs(cls, config: "RunConfig") -> tuple[str, ...]:
+        """The model roles that the stage loads under this configuration; `roles` unless it depends on it."""
+        del config
+        return cls.roles
+
+    def _spec(self, role: str) -> Any:
+        if role not in self.run.models:
+            raise ConfigError(f"models.{role}: {self.name} needs one and none is named; "
+                              f"available: {', '.join(sorted(REGISTRY[role]))}")
+        return self.run.models[role]
+
+    def start_shard(self) -> None:
+        """Called before the first batch of every shard."""
+        self.meter.clear()
 
     def settings(self) -> dict[str, Any]:
         """What, beyond models and upstream, decides the output: the stage's own section of the configuration."""

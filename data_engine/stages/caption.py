@@ -1,40 +1,30 @@
-"""Says what the photograph shows: the text that came with it, or a sentence from what the tagger is sure of."""
+"""Says what the photograph shows, in words that later stages can trust: every noun is an exact part of the text."""
 
 from collections.abc import Sequence
 from typing import ClassVar
 
-import numpy as np
-from pydantic import Field
-
 from editfoundry.core.config import Config
-from editfoundry.data_engine.nouns import KINDS, background_nouns, kind_score, object_nouns
 from editfoundry.data_engine.pixels import grid_pixels
 from editfoundry.data_engine.records import Caption as CaptionRecord
-from editfoundry.data_engine.records import Record, Source
+from editfoundry.data_engine.records import Record, Reject, Source
 from editfoundry.data_engine.stages.base import Item, Outcome, Stage
-from editfoundry.data_engine.wording import a
-from editfoundry.models.protocols import Image, Tag
-
-SUMMARY_WORDS = 15
-NO_NOUN = "A photograph."
+from editfoundry.models.protocols import Described, Photograph, Unanswered
 
 
 class CaptionConfig(Config):
-    """min_tag: what the tagger must give a noun, for the picture and for its mirror image, to be put into a caption."""
-
-    min_tag: float = Field(default=0.5, ge=0, le=1)
+    """Nothing to choose: how a photograph is described is its captioner's, named under `models`."""
 
 
 class Caption(Stage):
-    """Never invents: without a text and without a sure tag the caption is "A photograph." and has no nouns.
+    """A source whose captioner refused or failed is a reject (`captioner_refused`, `captioner_failed`).
 
-    The first tags go into `scores` as `tag:<label>`. Frame pairs are captioned by what moves in them.
+    Frame pairs are captioned by their first frame.
     """
 
     name: ClassVar[str] = "caption"
     row: ClassVar[type[Record]] = Source
     blobs: ClassVar[str] = "ingest"
-    roles: ClassVar[tuple[str, ...]] = ("tagger",)
+    roles: ClassVar[tuple[str, ...]] = ("captioner",)
     config: CaptionConfig
 
     def prepare(self, item: Item) -> Item:
@@ -42,32 +32,29 @@ class Caption(Stage):
         return item
 
     def process(self, batch: Sequence[Item]) -> list[Outcome]:
-        return [[Item(self._captioned(item.record, item.pixels[0]))] for item in batch]
+        photographs = [Photograph(item.pixels[0], item.record.text, item.record.sha256) for item in batch]
+        replies: list[Described | Unanswered] = self.models["captioner"].caption(photographs)
+        return [self._outcome(item.record, reply) for item, reply in zip(batch, replies, strict=True)]
 
-    def _captioned(self, source: Source, image: Image) -> Source:
-        tags: list[Tag] = self.models["tagger"].tag(image)
-        mirrored: list[Tag] = self.models["tagger"].tag(np.ascontiguousarray(image[:, ::-1]))
-        text = source.text or self._sentence(tags, mirrored)
-        scores = {f"tag:{tag.label}": round(tag.score, 4) for tag in tags[:3]}
-        return source.model_copy(update={"caption": caption(text), "scores": {**source.scores, **scores}})
+    def _outcome(self, source: Source, reply: Described | Unanswered) -> Outcome:
+        if isinstance(reply, Described):
+            return [Item(source.model_copy(update={"caption": caption(reply)}))]
+        return [
+            Reject(
+                stage=self.name,
+                id=source.id,
+                reason=f"captioner_{reply.kind}",
+                detail=f"{source.uri}: {reply.reason}: {reply.detail}",
+                source_sha256=source.sha256,
+            )
+        ]
 
-    def _sentence(self, tags: Sequence[Tag], mirrored: Sequence[Tag]) -> str:
-        support = {kind: min(kind_score(kind, tags), kind_score(kind, mirrored)) for kind in KINDS}
-        best = max(support, key=lambda kind: (support[kind], kind))
-        return f"A photograph of {a(best)}." if support[best] >= self.config.min_tag else NO_NOUN
 
-
-def caption(text: str) -> CaptionRecord:
-    """The record of a caption: its nouns are exact substrings of it, its summary the first 15 words.
-
-    >>> caption("A squirrel on the grass.").objects
-    ('squirrel',)
-    """
-    words = text.split()
-    summary = " ".join(words[:SUMMARY_WORDS])
+def caption(described: Described) -> CaptionRecord:
+    """The record of a description. Nouns that are no part of its text are dropped; the summary ends after 15 words."""
     return CaptionRecord(
-        text=text,
-        summary=summary if len(words) <= SUMMARY_WORDS else summary.rstrip(",;:-"),
-        objects=object_nouns(text),
-        backgrounds=background_nouns(text),
+        text=described.text,
+        summary=" ".join(described.summary.split()[:15]),
+        objects=tuple(noun for noun in described.objects if noun in described.text),
+        backgrounds=tuple(noun for noun in described.backgrounds if noun in described.text),
     )

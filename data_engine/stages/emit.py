@@ -72,7 +72,7 @@ class Emit(Stage):
         return [self._edge(sample, turns[edge.turn], edge, item.blobs) for edge in sample.edges]
 
     def _edge(self, sample: Sample, turn: Turn, edge: Edge, blobs: dict[str, bytes]) -> Item:
-        row = edge_row(sample, turn, edge, self.run.stack)
+        row = edge_row(sample, turn, edge, self.run.made_by)
         members = {"source.jpg": blobs[edge.source_node], "result.jpg": blobs[edge.result_node],
                    "json": canonical_json(describe(sample, turn, edge, row)).encode()}
         if edge.mask:

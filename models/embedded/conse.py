@@ -23,6 +23,7 @@ class ConseScorer(EmbeddedModel):
 
     name = "conse-efficientnet-minilm"
     metric = "conse"
+    directional = False
     weights = ("efficientnet-lite3-imagenet", "all-minilm-l6-v2")
 
     def __init__(self, store: Store | None = None) -> None:
@@ -33,13 +34,20 @@ class ConseScorer(EmbeddedModel):
         self._tagger.load()
         self._embedder.load()
 
-    def score(self, image: Image, texts: Sequence[str]) -> list[float]:
-        """Cosine in [-1, 1] of the image's word vector with each text's; 0.0 for an image without any tag."""
+    def score(self, images: Sequence[Image], texts: Sequence[str]) -> list[float]:
+        """Cosine in [-1, 1] of each image's word vector with its text's; 0.0 for an image without any tag."""
         self.load()
+        return [self._one(image, text) for image, text in zip(images, texts, strict=True)]
+
+    def direction(self, before: Image, after: Image, said_before: str, said_after: str) -> float:
+        """Not offered: a thousand nouns have no directions."""
+        raise NotImplementedError(f"{self.name} has no text tower in the images' space; name a CLIP scorer")
+
+    def _one(self, image: Image, text: str) -> float:
         tags = self._tagger.tag(image, TOP_TAGS)
-        if not tags or not texts:
-            return [0.0] * len(texts)
+        if not tags:
+            return 0.0
         probabilities = np.array([tag.score for tag in tags], np.float32)
         vector = probabilities @ self._embedder.embed([tag.label for tag in tags])
         vector /= max(float(np.linalg.norm(vector)), 1e-12)
-        return [float(value) for value in self._embedder.embed(texts) @ vector]
+        return float(self._embedder.embed([text])[0] @ vector)

@@ -1,5 +1,6 @@
 """Fill a hole in a photograph from its surroundings: PatchMatch for textures, Telea's method for scratches."""
 
+from collections.abc import Sequence
 from importlib.metadata import version
 
 import cv2
@@ -9,9 +10,10 @@ from numpy.typing import NDArray
 from editfoundry.core.geometry import Box, Mask
 from editfoundry.core.hashing import canonical_json, sha256
 from editfoundry.models.embedded.base import EmbeddedModel
-from editfoundry.models.protocols import Image
+from editfoundry.models.protocols import Fill, Image
 
 PATCH = 7
+GROWTH = 9
 EM_LOOPS = 2
 TINY = 0.002
 """Holes below this share of the image are filled by Telea's method (J. Graphics Tools 2004), which smooths inward."""
@@ -30,6 +32,7 @@ class PatchMatchInpainter(EmbeddedModel):
 
     name = "patchmatch"
     version = 1
+    max_fraction = 0.22
 
     def digest(self) -> str:
         """SHA-256 over the versions of this code and of the two libraries that do the filling."""
@@ -39,11 +42,19 @@ class PatchMatchInpainter(EmbeddedModel):
     def _load(self) -> None:
         """Nothing to read: the method has no weights."""
 
-    def inpaint(self, image: Image, mask: Mask, seed: int) -> Image:
-        """`image` (uint8 [H, W, 3]) with the pixels of `mask` filled; all others are bit-identical.
+    def cover(self, mask: Mask) -> Mask:
+        """The mask without holes, grown by 9 pixels so that no rim of the object is copied."""
+        return mask.fill_holes().dilate(GROWTH)
 
-        Raises ValueError when the sizes differ, or when nothing outside the mask is left to copy from.
+    def inpaint(self, fills: Sequence[Fill]) -> list[Image]:
+        """Each image (uint8 [H, W, 3]) with the pixels of its mask filled; all others are bit-identical.
+
+        Prompts are not understood and ignored. Raises ValueError when sizes differ, or when nothing outside the mask is
+        left to copy from.
         """
+        return [self._fill(fill.image, fill.mask, fill.seed) for fill in fills]
+
+    def _fill(self, image: Image, mask: Mask, seed: int) -> Image:
         if mask.shape != image.shape[:2]:
             raise ValueError(f"image {list(image.shape[:2])} and mask {list(mask.shape)} differ in (height, width)")
         hole = mask.box()

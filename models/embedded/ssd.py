@@ -27,6 +27,7 @@ class SsdDetector(EmbeddedModel):
     """
 
     name = "ssd-mobilenet-v2-coco"
+    open_vocabulary = False
     weights = ("ssd-mobilenet-v2-coco",)
 
     def __init__(self, store: Store | None = None, threshold: float = 0.35, overlap: float = 0.6) -> None:

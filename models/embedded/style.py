@@ -3,6 +3,7 @@
 stylization network", distilled to MobileNet): one network reads a style code off a picture, another repaints by it.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import cv2
@@ -10,7 +11,7 @@ import numpy as np
 
 from editfoundry.core.geometry import resize
 from editfoundry.models.embedded.base import EmbeddedModel, onnx_session
-from editfoundry.models.protocols import Float, Image
+from editfoundry.models.protocols import Float, Image, Restyle
 from editfoundry.models.store import Store
 
 CODE_SIDE, WORK_SIDE = 256, 384
@@ -35,11 +36,14 @@ class ArbitraryStyleTransfer(EmbeddedModel):
             for part in ("predict", "transform")
         )
 
-    def stylise(self, image: Image, reference: Image, strength: float = 1.0) -> Image:
-        """`image` (uint8 [H, W, 3]) in the style of `reference` (any size); uint8 [H, W, 3].
+    def stylise(self, restyles: Sequence[Restyle]) -> list[Image]:
+        """Each image (uint8 [H, W, 3]) in the style of its reference (any size); its words are not understood.
 
         `strength` in (0, 1] moves from the image's own style code to the reference's. Raises ValueError outside that.
         """
+        return [self._one(restyle.image, restyle.reference, restyle.strength) for restyle in restyles]
+
+    def _one(self, image: Image, reference: Image, strength: float) -> Image:
         if not 0.0 < strength <= 1.0:
             raise ValueError(f"style strength lies in (0, 1], got {strength}")
         self.load()

@@ -18,10 +18,10 @@ from editfoundry.data_engine.agreement import (
     judge_person,
     judge_unnamed,
 )
-from editfoundry.data_engine.nouns import KINDS, background_nouns, kind_score, members, mentions, object_nouns
 from editfoundry.data_engine.stages.caption import Caption, caption
 from editfoundry.data_engine.stages.detect import Detect
 from editfoundry.models.embedded.labels import imagenet_nouns
+from editfoundry.models.embedded.nouns import KINDS, background_nouns, kind_score, members, mentions, object_nouns
 from editfoundry.models.protocols import Tag
 
 CONFIG = AgreementConfig()

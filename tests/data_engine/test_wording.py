@@ -5,9 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from editfoundry.core.english import a, plural
 from editfoundry.core.errors import ConfigError
 from editfoundry.data_engine.taxonomy import CONVERSATION_WORDS, FAMILIES, TYPES
-from editfoundry.data_engine.wording import a, fill, plural, problems, same_request
+from editfoundry.data_engine.wording import fill, problems, same_request
 
 FIELDS = dict.fromkeys(
     (
