@@ -85,6 +85,9 @@ class Detector(Model, Protocol):
 
 
 class Segmenter(Model, Protocol):
+    salient: bool
+    """Whether the matte of a box without an object stays faint: the segmenter looks for what stands out."""
+
     def segment(self, image: Image, boxes: Sequence[Box]) -> list[Segmentation]:
         """One matte per box, zero outside the box."""
         ...

@@ -1,7 +1,7 @@
 """Role and name → implementation. A configuration names models; only what it names is imported.
 
-    detector: grounding-dino                                   # its defaults
-    detector: {name: grounding-dino, checkpoint: /my/copy}     # with options, typed by the implementation's `Options`
+detector: grounding-dino                                   # its defaults
+detector: {name: grounding-dino, checkpoint: /my/copy}     # with options, typed by the implementation's `Options`
 """
 
 import importlib

@@ -46,14 +46,14 @@ class Meter:
     refused: dict[str, int] = field(default_factory=dict)
 
     @contextmanager
-    def timed(self, step: str) -> Iterator[None]:
-        """Adds the time inside the block to the step and counts one call."""
+    def timed(self, step: str, calls: int = 1) -> Iterator[None]:
+        """Adds the time inside the block to the step and counts its calls."""
         started = time.perf_counter()
         try:
             yield
         finally:
             self.seconds[step] = self.seconds.get(step, 0.0) + time.perf_counter() - started
-            self.calls[step] = self.calls.get(step, 0) + 1
+            self.calls[step] = self.calls.get(step, 0) + calls
 
     def refuse(self, step: str) -> None:
         """Counts one input that the step turned away."""

@@ -18,7 +18,7 @@ class CaptionConfig(Config):
 class Caption(Stage):
     """A source whose captioner refused or failed is a reject (`captioner_refused`, `captioner_failed`).
 
-    Frame pairs are captioned by their first frame.
+    Frame pairs are captioned by their first frame; a caption that came with the source is kept.
     """
 
     name: ClassVar[str] = "caption"
@@ -32,9 +32,14 @@ class Caption(Stage):
         return item
 
     def process(self, batch: Sequence[Item]) -> list[Outcome]:
-        photographs = [Photograph(item.pixels[0], item.record.text, item.record.sha256) for item in batch]
-        replies: list[Described | Unanswered] = self.models["captioner"].caption(photographs)
-        return [self._outcome(item.record, reply) for item, reply in zip(batch, replies, strict=True)]
+        todo = [item for item in batch if item.record.caption is None]
+        photographs = [Photograph(item.pixels[0], item.record.text, item.record.sha256) for item in todo]
+        replies: list[Described | Unanswered] = self.models["captioner"].caption(photographs) if todo else []
+        described = {id(item): reply for item, reply in zip(todo, replies, strict=True)}
+        return [
+            self._outcome(item.record, described[id(item)]) if id(item) in described else [Item(item.record)]
+            for item in batch
+        ]
 
     def _outcome(self, source: Source, reply: Described | Unanswered) -> Outcome:
         if isinstance(reply, Described):

@@ -2,66 +2,33 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from pydantic import Field
-
-from editfoundry.core.config import Config
 from editfoundry.core.geometry import Box
-from editfoundry.data_engine.agreement import (
-    AgreementConfig,
-    Verdict,
-    crop,
-    judge_detection,
-    judge_person,
-    judge_unnamed,
-    views,
-)
+from editfoundry.data_engine.agreement import crop
+from editfoundry.data_engine.finders import DetectConfig, Found, find
 from editfoundry.data_engine.pixels import box_list, grid_pixels
 from editfoundry.data_engine.records import Record, Region, Reject, Source
-from editfoundry.data_engine.stages.base import Artifacts, Item, Outcome, Stage
-from editfoundry.models.protocols import Detection, Image
+from editfoundry.data_engine.stages.base import Item, Outcome, Stage
+from editfoundry.models.protocols import Image
+from editfoundry.models.registry import implementation
+
+if TYPE_CHECKING:
+    from editfoundry.data_engine.config import RunConfig
+
+__all__ = ["Detect", "DetectConfig"]
 
 FACE_MARGIN = 0.25
 FRAME_MARGIN = 0.8
 MIN_LETTERS = 3
 
 
-class DetectConfig(Config):
-    """min_score: least detector score. min_area, max_area: a box's share of the image that is worth asking about.
-
-    overlap: IoU at which two boxes are one object; `inside` the same for one box lying in another of the same label.
-    max_regions: boxes asked about per image, the best first. frame_overlap: IoU of a frame pair's moving area with the
-    person that the detector finds there, `frame_score` its least score. read_text: look for text, about 0.4 s an image;
-    text_score: least score of a line that counts.
-    """
-
-    min_score: float = Field(default=0.35, ge=0, le=1)
-    min_area: float = Field(default=0.008, ge=0, le=1)
-    max_area: float = Field(default=0.95, ge=0, le=1)
-    overlap: float = Field(default=0.5, gt=0, le=1)
-    inside: float = Field(default=0.8, gt=0, le=1)
-    max_regions: int = Field(default=24, ge=1)
-    frame_score: float = Field(default=0.5, ge=0, le=1)
-    frame_overlap: float = Field(default=0.35, gt=0, le=1)
-    read_text: bool = True
-    text_score: float = Field(default=0.85, ge=0, le=1)
-    agreement: AgreementConfig = AgreementConfig()
-
-
-@dataclass(frozen=True)
-class _Found:
-    detection: Detection
-    detector: str
-    verdict: Verdict
-
-
 class Detect(Stage):
-    """Boxes come from the detector, which names them, and from salience, which does not. See `agreement` for the nouns.
+    """Boxes come from the detector, and from salience where the detector's vocabulary is closed. See `finders`.
 
     A region whose noun is unsure becomes a reject of its own (`unsure_label`), never part of the source. `counts` holds
     every box found per label, sure or not, so that an instruction can tell whether a noun is unique in the picture.
+    Regions that came with the source (an imported annotation) are kept as they are.
     """
 
     name: ClassVar[str] = "detect"
@@ -70,12 +37,15 @@ class Detect(Stage):
     roles: ClassVar[tuple[str, ...]] = ("detector", "saliency", "tagger", "faces", "reader")
     config: DetectConfig
 
-    def setup(self, artifacts: Artifacts) -> None:
-        """Load all models that the configuration asks for."""
-        del artifacts
-        for role in self.roles:
-            if role != "reader" or self.config.read_text:
-                self.models[role].load()
+    @classmethod
+    def needs(cls, config: "RunConfig") -> tuple[str, ...]:
+        """An open-vocabulary detector needs no witnesses but the caption; text is read only if asked for."""
+        spec = config.models.get("detector")
+        is_open = spec is not None and implementation("detector", spec.name).open_vocabulary
+        without = {"saliency", "tagger"} if is_open else set()
+        if not config.detect.read_text:
+            without.add("reader")
+        return tuple(role for role in cls.roles if role not in without)
 
     def prepare(self, item: Item) -> Item:
         item.pixels = grid_pixels(item)
@@ -88,11 +58,11 @@ class Detect(Stage):
         source: Source = item.record
         image = item.pixels[0]
         faces = [face.box for face in self.models["faces"].faces(image)]
-        found = self._found(source, image, faces)
+        found = find(source, image, faces, self.models, self.config) if not source.regions else []
         kept, rejects = self._merged(source, found)
-        regions = tuple(_region(source, index, one) for index, one in enumerate(kept))
+        regions = source.regions or tuple(_region(source, index, one) for index, one in enumerate(kept))
         text = self._text(image)
-        counts = Counter(one.verdict.label for one in kept)
+        counts = Counter(source.counts or [region.label for region in regions])
         counts.update(one.verdict.label for one in found if not one.verdict.sure and one.detector == "detector")
         record = source.model_copy(
             update={
@@ -107,41 +77,12 @@ class Detect(Stage):
         )
         return [Item(record), *rejects]
 
-    def _found(self, source: Source, image: Image, faces: Sequence[Box]) -> list[_Found]:
-        """Everything worth asking about, with its verdict; the detector's boxes first, best first."""
-        size = image.shape[0] * image.shape[1]
-        named = [d for d in self.models["detector"].detect(image) if d.score >= self.config.min_score]
-        salient = self.models["saliency"].detect(image)
-        whole = self.models["tagger"].tag(image)
-
-        def askable(detection: Detection) -> bool:
-            share = detection.box.area / size
-            return bool(self.config.min_area <= share <= self.config.max_area)
-
-        found: list[_Found] = []
-        for detection in filter(askable, named[: self.config.max_regions]):
-            found.append(_Found(detection, "detector", self._judge(source, image, detection, faces)))
-        for detection in filter(askable, salient[: self.config.max_regions]):
-            rivals = [d.label for d in named if d.box.iou(detection.box) > self.config.overlap]
-            seen = views(image, detection.box, self.models["tagger"], "", source.text, self.config.agreement)
-            verdict = judge_unnamed(seen, whole, source.text, rivals, self.config.agreement)
-            found.append(_Found(detection, "saliency", verdict))
-        return found
-
-    def _judge(self, source: Source, image: Image, detection: Detection, faces: Sequence[Box]) -> Verdict:
-        config = self.config.agreement
-        seen = views(image, detection.box, self.models["tagger"], detection.label, source.text, config)
-        if detection.label == "person":
-            has_face = any(detection.box.contains(face, tolerance=face.width / 2) for face in faces)
-            return judge_person(detection.score, has_face, seen, source.text, config)
-        return judge_detection(detection.label, detection.score, seen, source.text, config)
-
-    def _merged(self, source: Source, found: Sequence[_Found]) -> tuple[list[_Found], list[Reject]]:
+    def _merged(self, source: Source, found: Sequence[Found]) -> tuple[list[Found], list[Reject]]:
         """Sure regions, one per object; of two on one place the detector's, then the better supported, is kept."""
-        kept: list[_Found] = []
+        kept: list[Found] = []
         rejects: list[Reject] = []
 
-        def refuse(one: _Found, reason: str, detail: str) -> None:
+        def refuse(one: Found, reason: str, detail: str) -> None:
             box = "-".join(str(round(value)) for value in one.detection.box.as_list())
             rejects.append(
                 Reject(
@@ -173,11 +114,11 @@ class Detect(Stage):
                 refuse(one, "found_twice", f"{one.verdict.label} lies where {rival.verdict.label} is a region")
         return kept, rejects
 
-    def _same_object(self, one: _Found, other: _Found) -> bool:
+    def _same_object(self, one: Found, other: Found) -> bool:
         a, b = one.detection.box, other.detection.box
         return a.iou(b) > self.config.overlap or self._part(one, other)
 
-    def _part(self, one: _Found, other: _Found) -> bool:
+    def _part(self, one: Found, other: Found) -> bool:
         """Whether one of two boxes with the same label lies in the other."""
         a, b = one.detection.box, other.detection.box
         within = a.intersection(b) / min(a.area, b.area)
@@ -223,19 +164,19 @@ class Detect(Stage):
         return max((p.score for p in people if p.box.iou(here) >= self.config.frame_overlap), default=0.0)
 
 
-def _rank(one: _Found) -> tuple[bool, float, float, list[float]]:
+def _rank(one: Found) -> tuple[bool, float, float, list[float]]:
     support = one.verdict.support if one.verdict.support is not None else one.detection.score
     return one.detector != "detector", -support, -one.detection.score, one.detection.box.as_list()
 
 
-def _region(source: Source, index: int, one: _Found) -> Region:
+def _region(source: Source, index: int, one: Found) -> Region:
     width, height = source.grid
     box = one.detection.box
     support = one.verdict.support
     return Region(
         id=f"r{index}",
         label=one.verdict.label,
-        kind="object",
+        kind=one.kind,
         box=box_list(box, source.grid),
         detector=one.detector,
         detector_score=round(one.detection.score, 4),
@@ -245,6 +186,4 @@ def _region(source: Source, index: int, one: _Found) -> Region:
 
 
 def _reject(source: Source, reason: str, detail: str, score: float) -> Reject:
-    return Reject(
-        stage="detect", id=source.id, reason=reason, detail=detail, score=score, source_sha256=source.sha256
-    )
+    return Reject(stage="detect", id=source.id, reason=reason, detail=detail, score=score, source_sha256=source.sha256)

@@ -36,6 +36,8 @@ class SegmentConfig(Config):
 class Segment(Stage):
     """A region's mask is where the matte exceeds 0.5; its box becomes the mask's. Failures are rejects of the region.
 
+    Regions that came with a mask keep it.
+
     Frame pairs pass as they are: their edit is the second frame, which needs no mask.
     """
 
@@ -58,12 +60,13 @@ class Segment(Stage):
         if source.kind == "frames":
             return [Item(source)]
         image = item.pixels[0]
-        prompts = [self._prompt(region, source.grid) for region in source.regions]
+        todo = [region for region in source.regions if region.mask is None]
+        prompts = [self._prompt(region, source.grid) for region in todo]
         mattes: list[Segmentation] = self.models["segmenter"].segment(image, prompts) if prompts else []
-        regions: list[Region] = []
+        regions = [region for region in source.regions if region.mask is not None]
         rejects: list[Reject] = []
-        for region, prompt, matte in zip(source.regions, prompts, mattes, strict=True):
-            mask, problem = self._mask(matte, prompt)
+        for region, prompt, matte in zip(todo, prompts, mattes, strict=True):
+            mask, problem = self._mask(matte, prompt) if region.kind == "object" else _scenery(matte)
             if mask is None:
                 rejects.append(region_reject(self.name, source, region, *problem))
             else:
@@ -93,6 +96,12 @@ class Segment(Stage):
         small = [hole for hole in (main.fill_holes() - main).components() if hole.area <= limit]
         filled = np.logical_or.reduce([main.array, *(hole.array for hole in small)])
         return Mask(filled), ("", "")
+
+
+def _scenery(matte: Segmentation) -> tuple[Mask | None, tuple[str, str]]:
+    """The mask of a background, which may lie in many parts and reach any edge."""
+    mask = Mask(matte.alpha > ALPHA)
+    return (mask, ("", "")) if mask.area else (None, ("empty_mask", "the segmenter found nothing in the box"))
 
 
 def cut_by_box(mask: Mask, box: Box) -> float:

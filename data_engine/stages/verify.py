@@ -2,29 +2,43 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+from editfoundry.models.language.canaries import judge_canaries
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from editfoundry.core.config import Config
+from editfoundry.core.errors import EditFoundryError
 from editfoundry.core.geometry import Mask
 from editfoundry.core.images import decode_jpeg, decode_mask_png, decode_rgba
-from editfoundry.data_engine.gates import GATES, ROLES, EdgeView, GateFailed, Thresholds, Values
+from editfoundry.data_engine.gates import ALSO, GATES, ROLES
+from editfoundry.data_engine.gates.base import EdgeView, GateFailed, Thresholds, Values
+from editfoundry.data_engine.gates.judge import pair
 from editfoundry.data_engine.recipes.base import plain_reference
 from editfoundry.data_engine.records import Edge, Reject, Sample
 from editfoundry.data_engine.scene import Image
 from editfoundry.data_engine.stages.base import Artifacts, Item, Outcome, Stage
 
+if TYPE_CHECKING:
+    from editfoundry.data_engine.config import RunConfig
+
 CACHED_EMBEDDINGS = 4096
+CHEAP_GATES = tuple(name for name in GATES if name != "judge")
+OTHER_INSTRUCTION = "Turn the whole picture into a black and white pencil drawing."
+"""An instruction that no local edit fulfils: the wrong one of the canaries."""
 
 
 class VerifyConfig(Config):
-    """gates: names in the order they run. thresholds: the limits they apply."""
+    """gates: names in the order they run. thresholds: the limits they apply. canary_pairs: edits of each shard on which
 
-    gates: tuple[str, ...] = tuple(GATES)
+    the judge is tested before it is believed (0: none); most of those it answers must pass, or the run stops.
+    """
+
+    gates: tuple[str, ...] = CHEAP_GATES
     thresholds: Thresholds = Field(default_factory=Thresholds)
+    canary_pairs: int = Field(default=3, ge=0)
 
     @field_validator("gates")
     @classmethod
@@ -39,19 +53,35 @@ class VerifyConfig(Config):
         return value
 
 
+class JudgeUntrusted(EditFoundryError):
+    """The judge does not tell good edits from canaries, so nothing it says may decide what goes into a dataset."""
+
+
 class Verify(Stage):
-    """One rendered sample in; the same with gate values on its edges, or a reject with the gate's reason, out."""
+    """One rendered sample in; the same with gate values on its edges, or a reject with the gate's reason, out.
+
+    The gates run over a whole batch one after the other, and see only samples that no earlier gate refused.
+    """
 
     name = "verify"
-    version = 1
+    version = 2
     row = Sample
     blobs = "render"
-    roles: ClassVar[tuple[str, ...]] = ("detector", "tagger", "image_embedder", "scorer", "quality", "segmenter")
+    roles: ClassVar[tuple[str, ...]] = tuple(
+        sorted({role for roles in (*ROLES.values(), *ALSO.values()) for role in roles})
+    )
     artifacts: ClassVar[tuple[str, ...]] = ("catalogue",)
 
+    @classmethod
+    def needs(cls, config: "RunConfig") -> tuple[str, ...]:
+        """What the listed gates cannot do without, and what they ask too if the run names it."""
+        gates = config.verify.gates
+        required = {role for gate in gates for role in ROLES.get(gate, ())}
+        offered = {role for gate in gates for role in ALSO.get(gate, ()) if role in config.models}
+        return tuple(sorted(required | offered))
+
     def setup(self, artifacts: Artifacts) -> None:
-        for role in sorted({role for gate in self.config.gates for role in ROLES.get(gate, ())}):
-            self.models[role].load()
+        super().setup(artifacts)
 
         @lru_cache(CACHED_EMBEDDINGS)
         def alone(digest: str) -> NDArray[np.float32]:
@@ -61,26 +91,47 @@ class Verify(Stage):
 
         self.alone = alone
 
-    def process(self, batch: Sequence[Item]) -> list[Outcome]:
-        return [[self._verify(item)] for item in batch]
+    def start_shard(self) -> None:
+        super().start_shard()
+        self._canaries_due = self.config.canary_pairs
 
-    def _verify(self, item: Item) -> Item | Reject:
+    def process(self, batch: Sequence[Item]) -> list[Outcome]:
+        views = [self._views(item) for item in batch]
+        values: list[list[Values]] = [[{} for _ in edges] for edges in views]
+        rejects: dict[int, Reject] = {}
+        for gate in self.config.gates:
+            asked = [(i, j) for i, edges in enumerate(views) if i not in rejects for j in range(len(edges))]
+            if gate == "judge":
+                self._canaries([views[i][j] for i, j in asked])
+            with self.meter.timed(gate, len(asked)):
+                answers = GATES[gate]([views[i][j] for i, j in asked], self.config.thresholds)
+            for (i, j), answer in zip(asked, answers, strict=True):
+                if not isinstance(answer, GateFailed):
+                    values[i][j] |= answer
+                elif i not in rejects:
+                    self.meter.refuse(gate)
+                    rejects[i] = batch[i].record.reject(self.name, answer.reason, answer.detail, answer.score)
+        return [[rejects[i] if i in rejects else _measured(item, values[i])] for i, item in enumerate(batch)]
+
+    def _canaries(self, views: Sequence[EdgeView]) -> None:
+        """Test the judge on the shard's first edits. Raises JudgeUntrusted when it fails on most that it answers."""
+        reports = []
+        for view in views[: self._canaries_due]:
+            edit: Any = pair(view)
+            reports.append(judge_canaries(self.models["judge"], edit.source, edit.result, edit.instruction, edit.type,
+                                          OTHER_INSTRUCTION, edit.sha256))  # fmt: skip
+        self._canaries_due -= len(reports)
+        failed = [report for report in reports if report.verdict == "failed"]
+        if len(failed) * 2 > sum(report.verdict != "unknown" for report in reports):
+            raise JudgeUntrusted(
+                f"verify: the judge {self.models['judge'].name} fails {len(failed)} of {len(reports)} canaries: "
+                f"{failed[0].reason}; name another judge, mend its prompt, or leave the judge gate out"
+            )
+
+    def _views(self, item: Item) -> list[EdgeView]:
         sample: Sample = item.record
         pixels = {name: decode_jpeg(data) for name, data in sorted(item.blobs.items()) if name.startswith("node")}
-        views = [self._view(sample, edge, pixels, item) for edge in sample.edges]
-        values: list[Values] = [{} for _ in views]
-        for gate in self.config.gates:
-            with self.meter.timed(gate):
-                try:
-                    for view, measured in zip(views, values, strict=True):
-                        measured |= GATES[gate](view, self.config.thresholds)
-                except GateFailed as failed:
-                    self.meter.refuse(gate)
-                    return sample.reject(self.name, failed.reason, failed.detail, failed.score)
-        edges = tuple(
-            edge.model_copy(update={"gates": measured}) for edge, measured in zip(sample.edges, values, strict=True)
-        )
-        return Item(sample.model_copy(update={"edges": edges}))
+        return [self._view(sample, edge, pixels, item) for edge in sample.edges]
 
     def _view(self, sample: Sample, edge: Edge, pixels: dict[str, Image], item: Item) -> EdgeView:
         mask: Mask | None = decode_mask_png(item.blobs[edge.mask]) if edge.mask else None
@@ -93,4 +144,12 @@ class Verify(Stage):
             mask,
             self.models,
             self.alone,
+            decode_jpeg(item.blobs[edge.reference]) if edge.reference else None,
         )
+
+
+def _measured(item: Item, values: Sequence[Values]) -> Item:
+    edges = tuple(
+        edge.model_copy(update={"gates": measured}) for edge, measured in zip(item.record.edges, values, strict=True)
+    )
+    return Item(item.record.model_copy(update={"edges": edges}))

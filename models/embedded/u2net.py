@@ -50,6 +50,7 @@ class U2NetSegmenter(EmbeddedModel):
     """`Segmenter`: one alpha matte for each box."""
 
     name = "u2netp-box"
+    salient = True
     weights = ("u2netp",)
 
     def __init__(self, store: Store | None = None) -> None:

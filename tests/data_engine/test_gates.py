@@ -8,18 +8,11 @@ import pytest
 
 from editfoundry.core.geometry import Box, Mask
 from editfoundry.core.images import decode_jpeg, encode_jpeg
-from editfoundry.data_engine.gates import (
-    EdgeView,
-    GateFailed,
-    Thresholds,
-    change,
-    crop,
-    detector,
-    geometry,
-    protected,
-    quality,
-    structure,
-)
+from editfoundry.data_engine.gates.base import EdgeView, GateFailed, Thresholds, crop
+from editfoundry.data_engine.gates.change import change, structure
+from editfoundry.data_engine.gates.detector import detector
+from editfoundry.data_engine.gates.geometry import geometry, protected
+from editfoundry.data_engine.gates.quality import quality
 from editfoundry.data_engine.records import Edge, Motion, Sample, Source, Turn
 from editfoundry.models.protocols import Segmentation
 
@@ -166,6 +159,8 @@ class Sharpness:
 
 class DarkMatte:
     """A real, if simple, Segmenter: what is much darker than the rest of the box stands out."""
+
+    salient = True
 
     def segment(self, image: np.ndarray, boxes: Sequence[Box]) -> list[Segmentation]:
         grey = image.mean(axis=2)
