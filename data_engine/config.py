@@ -17,6 +17,7 @@ from editfoundry.data_engine.stages.instruct import InstructConfig
 from editfoundry.data_engine.stages.qualify import QualifyConfig
 from editfoundry.data_engine.stages.render import RenderConfig
 from editfoundry.data_engine.stages.segment import SegmentConfig
+from editfoundry.data_engine.stages.similar import SimilarConfig
 from editfoundry.data_engine.stages.verify import VerifyConfig
 from editfoundry.models.registry import DEFAULTS, ModelSpec, check, stack_name
 
@@ -43,6 +44,7 @@ class RunConfig(Config):
     ingest: IngestConfig
     duplicates: DuplicatesConfig = DuplicatesConfig()
     filter: FilterConfig = FilterConfig()
+    similar: SimilarConfig = SimilarConfig()
     caption: CaptionConfig = CaptionConfig()
     detect: DetectConfig = DetectConfig()
     segment: SegmentConfig = SegmentConfig()

@@ -1,4 +1,4 @@
-"""The one order of stages. `duplicates` and `catalogue` are barriers; the other ten are the pipeline users know."""
+"""The one order of stages. `duplicates`, `similar` and `catalogue` are barriers; the other ten are the pipeline users know."""
 
 from editfoundry.data_engine.stages.base import Stage
 from editfoundry.data_engine.stages.caption import Caption
@@ -12,12 +12,14 @@ from editfoundry.data_engine.stages.instruct import Instruct
 from editfoundry.data_engine.stages.qualify import Qualify
 from editfoundry.data_engine.stages.render import Render
 from editfoundry.data_engine.stages.segment import Segment
+from editfoundry.data_engine.stages.similar import Similar
 from editfoundry.data_engine.stages.verify import Verify
 
 STAGES: tuple[type[Stage], ...] = (
     Ingest,
     Duplicates,
     Filter,
+    Similar,
     Caption,
     Detect,
     Segment,

@@ -1,7 +1,7 @@
 """Drops what should not become training data: cheap metadata first, then one decode for all pixel checks."""
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import cv2
 import numpy as np
@@ -12,7 +12,11 @@ from editfoundry.data_engine.pixels import grid_pixels
 from editfoundry.data_engine.records import Record, Reject, Source
 from editfoundry.data_engine.stages.base import Artifacts, Item, Outcome, Stage
 from editfoundry.data_engine.stages.duplicates import DuplicateGroup
+from editfoundry.data_engine.stages.similar import EMBEDDING
 from editfoundry.models.protocols import Image
+
+if TYPE_CHECKING:
+    from editfoundry.data_engine.config import RunConfig
 
 Finding = tuple[str, str, float]
 FLAT_RANGE = 1
@@ -24,7 +28,8 @@ class FilterConfig(Config):
     max_unsafe: probability of not being safe for work. max_quality: technical distortion (BRISQUE: 0 pristine, 100
     ruined). min_contrast: standard deviation of luminance below which an image is blank. min_brightness: the 95th
     percentile of luminance below which it is too dark. max_flat: share of pixels that equal all their neighbours, above
-    which it is a drawing, a logo or a screenshot; 1 lets those pass.
+    which it is a drawing, a logo or a screenshot; 1 lets those pass. min_aesthetic: aesthetic score that a photograph
+    must exceed; None asks for none (the run then needs no aesthetic model).
     """
 
     min_short_side: int = Field(default=256, ge=64)
@@ -35,17 +40,31 @@ class FilterConfig(Config):
     min_contrast: float = Field(default=6.0, ge=0)
     min_brightness: float = Field(default=32.0, ge=0, le=255)
     max_flat: float = Field(default=0.5, gt=0, le=1)
+    min_aesthetic: float | None = None
 
 
 class Filter(Stage):
-    """Every source that goes on carries its measurements in `scores`: unsafe, quality, contrast, brightness, flat."""
+    """Every source that goes on carries its measurements in `scores`: unsafe, quality, contrast, brightness, flat, and
+
+    aesthetic where that is asked for; its embedding, where photographs are to be compared, is a member of its tar.
+    """
 
     name: ClassVar[str] = "filter"
     row: ClassVar[type[Record]] = Source
     blobs: ClassVar[str] = "ingest"
-    roles: ClassVar[tuple[str, ...]] = ("safety", "quality")
+    roles: ClassVar[tuple[str, ...]] = ("safety", "quality", "aesthetic", "image_embedder")
     artifacts: ClassVar[tuple[str, ...]] = ("duplicates",)
     config: FilterConfig
+
+    @classmethod
+    def needs(cls, config: "RunConfig") -> tuple[str, ...]:
+        """The aesthetic model and the embedder only where they are asked for."""
+        asked = {"aesthetic": config.filter.min_aesthetic is not None, "image_embedder": config.similar.wanted}
+        return tuple(role for role in cls.roles if asked.get(role, True))
+
+    def settings(self) -> dict[str, Any]:
+        """The section, and whether embeddings are kept for the comparison below."""
+        return {**super().settings(), "embed": "image_embedder" in self.models}
 
     def setup(self, artifacts: Artifacts) -> None:
         """Load the models, and for every duplicate the group it belongs to."""
@@ -60,32 +79,55 @@ class Filter(Stage):
         return item
 
     def process(self, batch: Sequence[Item]) -> list[Outcome]:
-        return [self._one(item) for item in batch]
-
-    def _one(self, item: Item) -> Outcome:
-        source: Source = item.record
-        finding = self._metadata(source)
-        scores: dict[str, float] = {}
-        if finding is None:
-            scores = {
-                "unsafe": round(max(self.models["safety"].unsafe(image) for image in item.pixels), 4),
-                "quality": round(max(self.models["quality"].quality(image) for image in item.pixels), 3),
-                **measures(item.pixels[0]),
-            }
-            finding = self._pixels(scores)
-        if finding is None:
-            return [Item(source.model_copy(update={"scores": {**source.scores, **scores}}))]
-        reason, detail, score = finding
+        findings = [self._metadata(item.record) for item in batch]
+        passed = [index for index, finding in enumerate(findings) if finding is None]
+        scores = dict(zip(passed, self._scores([batch[index].pixels for index in passed]), strict=True))
+        for index in passed:
+            findings[index] = self._pixels(scores[index])
+        kept = [index for index in passed if findings[index] is None]
+        blobs = dict(zip(kept, self._embeddings([batch[index].pixels[0] for index in kept]), strict=True))
         return [
-            Reject(
-                stage=self.name,
-                id=source.id,
-                reason=reason,
-                detail=f"{source.uri}: {detail}",
-                score=score,
-                source_sha256=source.sha256,
-            )
+            [
+                _accepted(item.record, scores[index], blobs[index])
+                if finding is None
+                else self._rejected(item.record, finding)
+            ]
+            for index, (item, finding) in enumerate(zip(batch, findings, strict=True))
         ]
+
+    def _scores(self, images: Sequence[list[Image]]) -> list[dict[str, float]]:
+        """What every model says of each source's pictures; all look at the one decoded copy."""
+        scores = [
+            {
+                "unsafe": round(max(self.models["safety"].unsafe(image) for image in pictures), 4),
+                "quality": round(max(self.models["quality"].quality(image) for image in pictures), 3),
+                **measures(pictures[0]),
+            }
+            for pictures in images
+        ]
+        if "aesthetic" in self.models and images:
+            looks = self.models["aesthetic"].aesthetic([pictures[0] for pictures in images])
+            for score, look in zip(scores, looks, strict=True):
+                score["aesthetic"] = round(float(look), 4)
+        return scores
+
+    def _embeddings(self, images: Sequence[Image]) -> list[dict[str, bytes]]:
+        """One member per source where photographs are to be compared, none otherwise."""
+        if "image_embedder" not in self.models or not images:
+            return [{} for _ in images]
+        vectors = self.models["image_embedder"].embed(images)
+        return [{EMBEDDING: np.asarray(vector, np.float16).tobytes()} for vector in vectors]
+
+    def _rejected(self, source: Source, finding: Finding) -> Reject:
+        reason, detail, score = finding
+        return Reject(
+            stage=self.name,
+            id=source.id,
+            reason=reason,
+            detail=f"{source.uri}: {detail}",
+            score=score,
+            source_sha256=source.sha256,
+        )
 
     def _metadata(self, source: Source) -> Finding | None:
         short, long = sorted((source.width, source.height))
@@ -113,7 +155,15 @@ class Filter(Stage):
         for reason, name, fails, limit in checks:
             if fails:
                 return reason, f"{name} {scores[name]:.3g}, the limit is {limit:.3g}", scores[name]
+        least = config.min_aesthetic
+        if least is not None and scores["aesthetic"] <= least:
+            detail = f"aesthetic {scores['aesthetic']:.3g}, more than {least:.3g} is asked for"
+            return "unappealing", detail, scores["aesthetic"]
         return None
+
+
+def _accepted(source: Source, scores: dict[str, float], blobs: dict[str, bytes]) -> Item:
+    return Item(source.model_copy(update={"scores": {**source.scores, **scores}}), blobs)
 
 
 def measures(image: Image) -> dict[str, float]:

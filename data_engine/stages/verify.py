@@ -90,6 +90,7 @@ class Verify(Stage):
             return embedding
 
         self.alone = alone
+        self._canaries_due = self.config.canary_pairs
 
     def start_shard(self) -> None:
         super().start_shard()

@@ -20,6 +20,7 @@ from editfoundry.data_engine.agreement import (
 )
 from editfoundry.data_engine.stages.caption import Caption, caption
 from editfoundry.data_engine.stages.detect import Detect
+from editfoundry.models.embedded.captioner import describe
 from editfoundry.models.embedded.labels import imagenet_nouns
 from editfoundry.models.embedded.nouns import KINDS, background_nouns, kind_score, members, mentions, object_nouns
 from editfoundry.models.protocols import Tag
@@ -29,7 +30,7 @@ CONFIG = AgreementConfig()
 
 @given(st.text(alphabet=st.sampled_from("cup dog,.-ORANGEs boat sky\n"), max_size=80) | st.text(max_size=120))
 def test_caption_nouns_are_substrings_and_summary_is_short(text: str) -> None:
-    record = caption(text)
+    record = caption(describe(text))
     assert all(noun in text for noun in (*record.objects, *record.backgrounds))
     assert len(record.summary.split()) <= 15
 
@@ -192,7 +193,6 @@ def test_captions_come_from_the_text_or_from_sure_tags_only(tmp_path: Path) -> N
     (tagged,), _ = run(Caption(config(tmp_path)), items)
     assert tagged.record.caption.text == "A photograph of a cat."
     assert tagged.record.caption.objects == ("cat",)
-    assert tagged.record.scores["tag:Egyptian cat"] > 0.5
     (told,), _ = run(Caption(config(tmp_path)), [text_source(items[0], "My old kitten Tom, asleep on the floor")])
     assert told.record.caption.objects == ("kitten",)
     assert told.record.caption.backgrounds == ("floor",)
