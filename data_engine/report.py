@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from markupsafe import Markup
 from pydantic import BaseModel
@@ -25,6 +25,7 @@ from editfoundry.data_engine.report_summary import AREA_BINS, Summary
 from editfoundry.data_engine.rundir import RunDir
 from editfoundry.data_engine.shards import read_table
 from editfoundry.data_engine.taxonomy import CONVERSATIONS, FAMILIES, TYPES
+from editfoundry.models.registry import ModelSpec, stack_name
 
 BINS = 12
 TOP_PHOTOGRAPHS = 8
@@ -33,6 +34,8 @@ STACKS = {
                 "model hub. Its detector knows a closed list of classes, its text-image score is ConSE and not "
                 "CLIPScore, and no vision-language model judged these edits.",
     "full": "The full stack: models from the hub, named below.",
+    "mixed": "Models of both stacks worked together; which one did what is named below. Numbers of the embedded models "
+             "are not those of the full stack's, whatever their columns hold.",
 }
 
 
@@ -40,8 +43,7 @@ class _Settings(BaseModel):
     """What the page says of the configuration; a run of an older version may have other keys besides."""
 
     name: str
-    stack: Literal["embedded", "full"]
-    models: dict[str, str]
+    models: dict[str, ModelSpec]
 
 
 def write_report(run: Path) -> Path:
@@ -77,7 +79,7 @@ def _context(folder: RunDir, index: Path) -> dict[str, Any]:
     return {
         "title": f"{config.name} · dataset report",
         "name": config.name,
-        "lede": _lede(summary, config.stack),
+        "lede": _lede(summary, stack_name(config.models)),
         "headline": _headline(summary, rejects),
         "gallery_note": _gallery_note(len(cards), sampler.offered),
         "filters": _filters(cards),
@@ -88,11 +90,16 @@ def _context(folder: RunDir, index: Path) -> dict[str, Any]:
         "notes": _notes(summary),
         "photographs": _most_used(summary, stores),
         "rejects": rejects,
-        "models": sorted(config.models.items()),
-        "stack_note": STACKS[config.stack],
+        "models": [(role, _spelt(spec)) for role, spec in sorted(config.models.items())],
+        "stack_note": STACKS[stack_name(config.models)],
         "licences": summary.licences.most_common(),
         "images": thumbnails.images,
     }
+
+
+def _spelt(spec: ModelSpec) -> str:
+    options = ", ".join(f"{name} {value}" for name, value in sorted(spec.options.items()))
+    return f"{spec.name} ({options})" if options else spec.name
 
 
 def _lede(summary: Summary, stack: str) -> str:

@@ -5,20 +5,44 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from editfoundry.data_engine.config import EMBEDDED, RunConfig
+from editfoundry.data_engine.config import RunConfig
 from editfoundry.data_engine.sources import Manifest
+from editfoundry.models.registry import DEFAULTS
 
 SOURCES = {"ingest": {"sources": [{"path": "x"}]}}
 
 
-def test_roles_that_are_not_named_keep_their_default() -> None:
-    assert RunConfig.model_validate({**SOURCES, "models": {"detector": "ssd"}}).models == EMBEDDED
+def models(**settings: Any) -> dict[str, Any]:
+    return RunConfig.model_validate({**SOURCES, **settings}).model_dump()["models"]
+
+
+def test_roles_that_are_not_named_keep_their_stacks_default() -> None:
+    assert models(models={"detector": "ssd"}) == DEFAULTS["embedded"]
+    assert models(stack="full") == DEFAULTS["full"]
+    assert models(stack="full", models={"judge": None})["captioner"] == "qwen2.5-vl"
+    assert "judge" not in models(stack="full", models={"judge": None})
+
+
+def test_one_line_swaps_one_model_and_the_dataset_says_so() -> None:
+    swapped = RunConfig.model_validate({**SOURCES, "models": {"detector": "grounding-dino"}})
+    assert swapped.made_by == "mixed"
+    assert RunConfig.model_validate(SOURCES).made_by == "embedded"
+    assert RunConfig.model_validate({**SOURCES, "stack": "full"}).made_by == "full"
+
+
+def test_a_model_may_come_with_options_and_keeps_them_in_the_saved_configuration() -> None:
+    spec = {"name": "grounding-dino", "checkpoint": "/weights/dino"}
+    assert models(models={"detector": spec})["detector"] == spec
+    config = RunConfig.model_validate({**SOURCES, "models": {"detector": spec}})
+    assert RunConfig.model_validate(config.model_dump(mode="json")) == config
 
 
 @pytest.mark.parametrize(("settings", "message"), [
     ({"models": {"detectr": "ssd"}}, "models.detectr: unknown role; did you mean models.detector?"),
     ({"models": {"detector": "sdd"}}, "models.detector: no implementation 'sdd'; did you mean 'ssd'?"),
-    ({"stack": "full"}, "stack is full, but models.detector is ssd, which is not of that stack"),
+    ({"models": {"detector": {"name": "ssd", "checkpoint": "x"}}}, "ssd takes no options (given: checkpoint)"),
+    ({"models": {"detector": {"name": "grounding-dino", "chekpoint": "x"}}}, "did you mean checkpoint?"),
+    ({"models": {"captioner": {"name": "tags", "min_tag": 2}}}, "less than or equal to 1"),
     ({"instruct": {"donor_rates": {"add": -1}}}, "greater than or equal to 0"),
     ({"instruct": {"donor_rates": {"add": 1e12}}}, "less than or equal to 1000"),
     ({"instruct": {"conversation_rates": {"content_memory": float("nan")}}}, "finite number"),

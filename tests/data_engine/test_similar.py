@@ -12,6 +12,7 @@ from PIL import Image
 from source_stages import Committed, config
 
 from editfoundry.core.errors import ConfigError
+from editfoundry.core.hashing import sha256
 from editfoundry.core.images import perceptual_hash
 from editfoundry.data_engine.records import Source
 from editfoundry.data_engine.stages.caption import Caption
@@ -43,7 +44,7 @@ def picture(seed: int) -> np.ndarray:
 
 
 def source(name: str, image: np.ndarray, **changes: Any) -> tuple[Source, np.ndarray]:
-    digest = f"{abs(hash(name)) % 16**16:016x}" * 4
+    digest = sha256(name)
     record = Source(id=digest[:16], sha256=digest, uri=name, width=SIDE, height=SIDE, phash=perceptual_hash(image))
     return record.model_copy(update=changes), image
 

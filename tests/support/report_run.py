@@ -65,7 +65,7 @@ def build(path: Path, photographs: Sequence[Image], repeats: int = 1) -> Path:
 class _Config:
     """What emit reads of a configuration."""
 
-    stack, emit, models = "embedded", None, {}
+    made_by, emit, models = "embedded", None, {}
 
 
 def _source(number: int, data: bytes, shape: tuple[int, ...]) -> Source:
