@@ -148,6 +148,33 @@ def report_command(run: Run) -> None:
         typer.echo(write_report(run))
 
 
+@app.command("tune-gates")
+def tune_gates_command(
+    run: Run,
+    labels: Annotated[Path, typer.Option(help='JSON lines {"key": "…", "good": true or false}, one per edit.')],
+    recall: Annotated[float, typer.Option(help="Share of the good edits that the thresholds must keep.")] = 0.9,
+    as_json: Json = False,
+) -> None:
+    """Propose thresholds for the gates from a few hundred labelled edits, best of a run with permissive ones."""
+    from editfoundry.data_engine.tuning import tune
+
+    result = tune(RunDir.existing(run), labels, recall)
+    if as_json:
+        typer.echo(result.to_json())
+        return
+    table = _table("Proposed under verify.thresholds", ("threshold", "value"), text=("threshold",))
+    for name, value in result.thresholds.items():
+        table.add_row(name, f"{value:g}")
+    _console().print(table)
+    shares = {"precision": result.precision, "recall": result.recall, "precision before": result.before}
+    for what, share in shares.items():
+        typer.echo(f"{what:>16}: {share.value:.1%} (95% interval {share.low:.1%} to {share.high:.1%})")
+    typer.echo(f"From {result.labels} labels ({result.good} good) on {result.photographs} photographs; precision and "
+               "recall are of photographs that the thresholds were not chosen on.")
+    if result.unknown:
+        _say(f"note: {len(result.unknown)} labelled keys are not in this dataset, first {result.unknown[0]}")
+
+
 def _print_findings(findings: list[Finding], as_json: bool) -> None:
     if as_json:
         typer.echo(canonical_json([finding.model_dump(mode="json") for finding in findings]))
