@@ -119,6 +119,7 @@ def test_the_example_recipe_works(monkeypatch: pytest.MonkeyPatch) -> None:
     from editfoundry.data_engine.records import Source, Turn
     from editfoundry.data_engine.scene import Scene
     from editfoundry.data_engine.stages.instruct import InstructConfig
+    from editfoundry.data_engine.together import run_together
 
     recipe_code, row_code = fences(ROOT / "docs/edit-types.md", "python")
     module = ModuleType("editfoundry.data_engine.recipes.monochrome")
@@ -136,7 +137,8 @@ def test_the_example_recipe_works(monkeypatch: pytest.MonkeyPatch) -> None:
     assert turn.instruction == "Turn the photograph black and white."
     photograph = np.zeros((16, 16, 3), np.uint8)
     photograph[:, 8:] = (255, 0, 0)
-    after = recipe.render(Scene(photograph), turn, tools=None).scene.pixels  # type: ignore[arg-type]
+    [edited] = run_together([recipe.render(Scene(photograph), turn, tools=None)], serve=None)  # type: ignore[arg-type,list-item]
+    after = edited.scene.pixels
     assert after[0, 0].tolist() == [0, 0, 0]
     assert after[0, 8].tolist() == [76, 76, 76]
 

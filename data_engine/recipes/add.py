@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from editfoundry.data_engine.paint import PAINTS
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Tools, change_mask, on_donor, on_region
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, change_mask, on_donor, on_region
 from editfoundry.data_engine.recipes.remove import removable, without_region
+from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Placement, Turn
 from editfoundry.data_engine.scene import Scene
 
@@ -29,10 +30,10 @@ class Add(Recipe):
             donor, placement = plan.place()
             yield on_donor(plan, donor, placement, adding(placement), phrase=donor.label, initial=False)
 
-    def start(self, scene: Scene, turn: Turn, tools: Tools) -> Scene:
-        return without_region(scene, turn.target, tools) if turn.operation.get("reversed") else scene
+    async def start(self, scene: Scene, turn: Turn, tools: Tools) -> Scene:
+        return await without_region(scene, turn.target, tools) if turn.operation.get("reversed") else scene
 
-    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+    async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         if turn.operation.get("reversed"):
             after = scene.with_base(tools.original)
             return Edited(after, change_mask(scene, after, tools.region_mask(turn.target)))

@@ -7,17 +7,8 @@ import numpy as np
 
 from editfoundry.core.geometry import Mask
 from editfoundry.data_engine.paint import PAINTS, Paint, choices, colour_distance, repaint
-from editfoundry.data_engine.recipes.base import (
-    Draft,
-    Edited,
-    Plan,
-    Recipe,
-    Refused,
-    Tools,
-    change_mask,
-    on_donor,
-    on_region,
-)
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, change_mask, on_donor, on_region
+from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Turn
 from editfoundry.data_engine.scene import Scene
 
@@ -64,6 +55,6 @@ class Adjust(Recipe):
             words, phrase = PAINTS[name].words, f"{name} {donor.label}"
             yield on_donor(plan, donor, placement, {"paint": name}, result=words, phrase=phrase)
 
-    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+    async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         after, inside = painted(scene, turn.target, PAINTS[turn.operation["paint"]], tools)
         return Edited(after, change_mask(scene, after, inside))

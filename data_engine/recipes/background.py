@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from editfoundry.core.geometry import Grid, Mask
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, on_region
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, on_region
+from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Turn
 from editfoundry.data_engine.scene import Image, Scene
 
@@ -34,7 +35,7 @@ class Background(Recipe):
                 operation = {"background": new.sha256}
                 yield on_region(plan, region, operation, result=new.label, phrase=new.label, others=(new,))
 
-    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+    async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         foreground = tools.region_mask(turn.target)
         height, width = scene.shape
         behind = tools.photograph(turn.operation["background"], Grid(width, height))

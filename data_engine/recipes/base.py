@@ -3,21 +3,22 @@
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from editfoundry.core.english import a
 from editfoundry.core.geometry import Box, Grid, Mask, position_words, resize
-from editfoundry.data_engine.paint import Paint, colour_distance, repaint
 from editfoundry.data_engine.placement import place_donor
 from editfoundry.data_engine.records import BoxList, Donor, Origin, Placement, Region, Source, Turn
 from editfoundry.data_engine.scene import Image, Scene, changed
 from editfoundry.data_engine.taxonomy import TYPES
 from editfoundry.data_engine.wording import POSITIONS
-from editfoundry.models.embedded.compositing import Layer, make_layer
+
+if TYPE_CHECKING:
+    from editfoundry.data_engine.recipes.tools import Tools
 
 MIN_VISIBLE = 14.0
 """Mean CIE76 difference between a placed object and its background below which a reader would miss it."""
@@ -100,67 +101,6 @@ class Plan:
         return POSITIONS[position_words(Box.from_list(box), self.grid)]
 
 
-class Tools(ABC):
-    """What rendering may use. Pixels are uint8 RGB unless said otherwise."""
-
-    source: Source
-    original: Image
-
-    @abstractmethod
-    def cutout(self, sha256: str) -> Image:
-        """The cut-out's tight RGBA pixels [h, w, 4]."""
-
-    @abstractmethod
-    def photograph(self, sha256: str, grid: Grid) -> Image:
-        """A style reference or background photograph on the grid."""
-
-    @abstractmethod
-    def second_frame(self) -> Image:
-        """The later frame of a frame pair."""
-
-    @abstractmethod
-    def inpaint(self, image: Image, mask: Mask) -> Image:
-        """The image with the masked pixels filled in."""
-
-    @abstractmethod
-    def stylise(self, image: Image, reference: Image, strength: float) -> Image:
-        """The image repainted in the reference's style."""
-
-    def region(self, name: str) -> Region:
-        """The source's region of that id."""
-        return next(r for r in self.source.regions if r.id == name)
-
-    def region_mask(self, name: str) -> Mask:
-        """Its mask on the grid."""
-        rle = self.region(name).mask
-        if rle is None:
-            raise Refused("no_mask", f"region {name} was never segmented")
-        return Mask.from_rle(rle)
-
-    def layer(self, scene: Scene, placement: Placement) -> Layer:
-        """The donor of a placement as a layer matched to the scene around it."""
-        return make_layer(
-            self.cutout(placement.donor),
-            scene.without(placement.object).pixels,
-            Box.from_list(placement.box),
-            placement.zone,
-            placement.flip,
-        )
-
-    def place(self, scene: Scene, placement: Placement, paint: Paint | None = None) -> Scene:
-        """The scene with the donor in it, painted if asked. Refused when it can hardly be told from its background."""
-        layer = self.layer(scene, placement)
-        if paint is not None:
-            layer = replace(layer, rgb=repaint(layer.rgb, (layer.alpha > 0).astype(np.float32), paint))
-        after = scene.with_layer(placement.object, layer)
-        rows, columns = layer.window
-        before = scene.without(placement.object).pixels
-        seen = colour_distance(before[rows, columns], after.pixels[rows, columns], layer.alpha > 0.5)
-        if seen < MIN_VISIBLE:
-            raise Refused("blends_in", f"{placement.label} differs by {seen:.1f} from what is behind it")
-        return after
-
-
 @dataclass(frozen=True)
 class Edited:
     """A rendered turn: the scene after it, the mask of what it may have changed (local edits), a reference image."""
@@ -179,13 +119,16 @@ class Recipe(ABC):
     def plan(self, plan: Plan) -> Iterator[Draft]:
         """Edits of this type that this source could carry, best first. Raises Refused when there is none."""
 
-    def start(self, scene: Scene, turn: Turn, tools: Tools) -> Scene:
-        """Node 0 of a sample whose first turn this is: the photograph with its initial objects, unless reversed."""
+    async def start(self, scene: Scene, turn: Turn, tools: "Tools") -> Scene:
+        """Node 0 of a sample that holds this turn: the photograph with its initial objects, unless reversed.
+
+        Asked of every turn in order, each with what the turns before made of the photograph.
+        """
         del turn, tools
         return scene
 
     @abstractmethod
-    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+    async def render(self, scene: Scene, turn: Turn, tools: "Tools") -> Edited:
         """The scene after the edit. Raises Refused when the pixels show that it cannot be done well."""
 
 
@@ -239,6 +182,7 @@ def on_donor(
         result_phrase=phrase,
         names=(donor.label, *(other.label for other in named)),
         donors=tuple(d.sha256 for d in (donor, *others)),
+        box=placement.box,
     )
 
 
@@ -250,6 +194,8 @@ def on_region(
     result: str = "",
     phrase: str = "",
     others: Sequence[Donor] = (),
+    origin: Origin = "photograph",
+    open_result: bool = False,
 ) -> Draft:
     """A draft about an object that is really in the photograph."""
     return Draft(
@@ -259,8 +205,10 @@ def on_region(
         target_label=region.label,
         result_phrase=phrase,
         names=(region.label,),
-        origin="photograph",
+        origin=origin,
         donors=tuple(d.sha256 for d in others),
+        box=region.box,
+        open_result=open_result,
     )
 
 

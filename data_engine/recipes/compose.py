@@ -13,13 +13,13 @@ from editfoundry.data_engine.recipes.base import (
     Plan,
     Recipe,
     Refused,
-    Tools,
     change_mask,
     object_fields,
     recipe,
     unlike,
 )
 from editfoundry.data_engine.recipes.replace import find_swap
+from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Donor, Placement, Turn
 from editfoundry.data_engine.scene import Scene
 
@@ -76,11 +76,11 @@ class Compose(Recipe):
             )
         raise Refused("no_room", "no two objects fit far enough apart")
 
-    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+    async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         after, planned = scene, None
         for step in turn.operation["steps"]:
             part = turn.model_copy(update=step)
-            edited = recipe(step["type"]).render(after, part, tools)
+            edited = await recipe(step["type"]).render(after, part, tools)
             after = edited.scene
             assert edited.mask is not None
             planned = edited.mask if planned is None else planned | edited.mask

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from editfoundry.core.english import plural
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, change_mask, only
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, change_mask, only
+from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Placement, Turn
 from editfoundry.data_engine.scene import Scene
 from editfoundry.data_engine.wording import NUMBERS
@@ -51,7 +52,7 @@ class Count(Recipe):
             )
         raise Refused("no_room", "no donor fits here several times")
 
-    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+    async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         copies = [Placement.model_validate(copy) for copy in turn.operation["copies"]]
         after, names = scene, []
         for index, copy in enumerate(copies):

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, on_donor, on_region
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, on_donor, on_region
+from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Turn
 from editfoundry.data_engine.scene import Scene
 from editfoundry.models.embedded.compositing import composite
@@ -28,7 +29,7 @@ class Extract(Recipe):
             donor, placement = plan.place()
             yield on_donor(plan, donor, placement, {}, phrase=f"{donor.label} on white")
 
-    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+    async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         white = np.full_like(scene.base, 255)
         if scene.has(turn.target):
             layer = scene.layer(turn.target)

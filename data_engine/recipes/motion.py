@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from editfoundry.core.geometry import Box
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, object_fields
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, object_fields
+from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Motion, Turn
 from editfoundry.data_engine.scene import Scene
 
@@ -47,7 +48,8 @@ class MotionRecipe(Recipe):
             result_phrase=f"{label} further {way(motion)}",
             names=(label,),
             origin="video",
+            box=motion.before,
         )
 
-    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+    async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         return Edited(Scene(tools.second_frame()))

@@ -2,22 +2,13 @@
 
 from collections.abc import Iterator
 
-from editfoundry.data_engine.recipes.base import (
-    Draft,
-    Edited,
-    Plan,
-    Recipe,
-    Refused,
-    Tools,
-    change_mask,
-    on_donor,
-    on_region,
-)
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, change_mask, on_donor, on_region
+from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Region, Turn
 from editfoundry.data_engine.scene import Scene
 
-INPAINT_DILATION = 9
-MAX_INPAINT_FRACTION = 0.22
+MAX_REMOVED_SHARE = 0.85 * 0.22
+"""Largest share of the image an object to be removed may have; the inpainter's own limit holds at rendering."""
 
 
 def removable(plan: Plan) -> list[Region]:
@@ -26,7 +17,7 @@ def removable(plan: Plan) -> list[Region]:
     found = [
         r
         for r in plan.lone_objects()
-        if r.area <= 0.85 * MAX_INPAINT_FRACTION
+        if r.area <= MAX_REMOVED_SHARE
         and r.box[0] > 2
         and r.box[1] > 2
         and r.box[2] < width - 2
@@ -37,16 +28,10 @@ def removable(plan: Plan) -> list[Region]:
     return found
 
 
-def without_region(scene: Scene, region: str, tools: Tools) -> Scene:
+async def without_region(scene: Scene, region: str, tools: Tools) -> Scene:
     """The scene with a real object (and all that is nested in it) inpainted away."""
-    mask = tools.region_mask(region)
-    for other in tools.source.regions:
-        if other.parent == region and other.mask is not None:
-            mask = mask | tools.region_mask(other.id)
-    mask = mask.fill_holes().dilate(INPAINT_DILATION)
-    if mask.fraction > MAX_INPAINT_FRACTION:
-        raise Refused("mask_too_large", f"{mask.fraction:.0%} of the image would have to be invented")
-    return scene.with_base(tools.inpaint(scene.base, mask))
+    mask = tools.cover("inpainter", tools.object_mask(region))
+    return scene.with_base(await tools.inpaint(scene.base, mask))
 
 
 class Remove(Recipe):
@@ -63,9 +48,9 @@ class Remove(Recipe):
             donor, placement = plan.place()
             yield on_donor(plan, donor, placement, {})
 
-    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+    async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         if scene.has(turn.target):
             after = scene.without(turn.target)
             return Edited(after, change_mask(scene, after, scene.touched((turn.target,))))
-        after = without_region(scene, turn.target, tools)
+        after = await without_region(scene, turn.target, tools)
         return Edited(after, change_mask(scene, after, tools.region_mask(turn.target)))

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator
 
 from editfoundry.core.english import a
 from editfoundry.core.geometry import Box, Grid
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools, change_mask, on_donor
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, change_mask, on_donor
+from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Donor, Placement, Turn
 from editfoundry.data_engine.scene import Scene
 
@@ -73,7 +74,7 @@ class Replace(Recipe):
                 named=(new,),
             )
 
-    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+    async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         placement = Placement.model_validate(turn.operation)
         after = tools.place(scene.without(turn.target), placement)
         touched = scene.touched((turn.target,)) | after.touched((placement.object,))

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from editfoundry.core.geometry import Grid
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, Tools
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused
+from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Turn
 from editfoundry.data_engine.scene import Scene
 
@@ -29,7 +30,8 @@ class Style(Recipe):
                 donors=(style.sha256,),
             )
 
-    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+    async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         height, width = scene.shape
         reference = tools.photograph(turn.operation["style"], Grid(width, height))
-        return Edited(scene.with_base(tools.stylise(scene.pixels, reference, turn.operation["strength"])))
+        strength, words = turn.operation["strength"], turn.result_phrase
+        return Edited(scene.with_base(await tools.stylise(scene.pixels, reference, strength, words)))

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Tools, on_donor, plain_reference
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, on_donor, plain_reference
 from editfoundry.data_engine.recipes.replace import Replace, find_swap
+from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Placement, Turn
 from editfoundry.data_engine.scene import Scene
 
@@ -20,7 +21,7 @@ class Visual(Recipe):
             new, placed = find_swap(plan, old, placement)
             yield on_donor(plan, old, placement, placed.model_dump(mode="json"), phrase=new.label, others=(new,))
 
-    def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
-        edited = Replace().render(scene, turn, tools)
+    async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+        edited = await Replace().render(scene, turn, tools)
         cutout = tools.cutout(Placement.model_validate(turn.operation).donor)
         return replace(edited, reference=plain_reference(cutout))

@@ -1,20 +1,20 @@
 """render: planned edits into pixels. Every node is encoded once, by one encoder, from pixels never encoded before."""
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
-import numpy as np
-
 from editfoundry.core.config import Config
-from editfoundry.core.geometry import Grid, Mask, to_grid
+from editfoundry.core.geometry import Grid, to_grid
 from editfoundry.core.hashing import seed_for, sha256
 from editfoundry.core.images import decode, decode_rgba, encode_jpeg, encode_mask_png
-from editfoundry.data_engine.recipes.base import Edited, Refused, Tools, recipe
+from editfoundry.data_engine.recipes.base import Edited, Refused, recipe
+from editfoundry.data_engine.recipes.tools import Tools, serve
 from editfoundry.data_engine.records import Donor, Edge, Reject, Sample
 from editfoundry.data_engine.scene import Image, Scene
 from editfoundry.data_engine.stages.base import Artifacts, Item, Outcome, Stage
 from editfoundry.data_engine.taxonomy import TYPES
+from editfoundry.data_engine.together import run_together
 
 CACHED_IMAGES = 64
 
@@ -31,7 +31,7 @@ class Render(Stage):
     blobs = "ingest"
     roles: ClassVar[tuple[str, ...]] = ("inpainter", "style")
     artifacts: ClassVar[tuple[str, ...]] = ("catalogue",)
-    batch_size = 4
+    batch_size = 8
 
     def setup(self, artifacts: Artifacts) -> None:
         super().setup(artifacts)
@@ -44,24 +44,30 @@ class Render(Stage):
         return item
 
     def process(self, batch: Sequence[Item]) -> list[Outcome]:
-        return [[self._render(item)] for item in batch]
+        results = run_together([self._render(item) for item in batch], partial(serve, self.models))
+        return [[self._outcome(item.record, result)] for item, result in zip(batch, results, strict=True)]
 
-    def _render(self, item: Item) -> Item | Reject:
+    async def _render(self, item: Item) -> Item:
         sample: Sample = item.record
-        tools = StageTools(self, item)
-        try:
-            scene = Scene(item.pixels[0])
-            for placement in sample.initial:
-                scene = tools.place(scene, placement)
-            nodes = [recipe(sample.turns[0].type).start(scene, sample.turns[0], tools)]
-            edits = []
-            for turn in sample.turns:
-                tools.turn = turn.index
-                edits.append(recipe(turn.type).render(nodes[turn.parent], turn, tools))
-                nodes.append(edits[-1].scene)
-        except Refused as refused:
-            return sample.reject(self.name, refused.reason, refused.detail)
+        start = StageTools(self, item)
+        scene = Scene(item.pixels[0])
+        for placement in sample.initial:
+            scene = start.place(scene, placement)
+        for turn in sample.turns:
+            scene = await recipe(turn.type).start(scene, turn, start)
+        nodes, edits = [scene], []
+        for turn in sample.turns:
+            tools = StageTools(self, item, turn.index)
+            edits.append(await recipe(turn.type).render(nodes[turn.parent], turn, tools))
+            nodes.append(edits[-1].scene)
         return self._store(sample, nodes, edits)
+
+    def _outcome(self, sample: Sample, result: Item | Exception) -> Item | Reject:
+        if isinstance(result, Refused):
+            return sample.reject(self.name, result.reason, result.detail)
+        if isinstance(result, Exception):
+            raise result
+        return result
 
     def _store(self, sample: Sample, nodes: Sequence[Scene], edits: Sequence[Edited]) -> Item:
         blobs: dict[str, bytes] = {}
@@ -130,30 +136,25 @@ class Library:
 
 
 class StageTools(Tools):
-    """Tools over the stage's models, with one seed per turn."""
+    """Tools over the stage's models, for one attempt at one turn of a sample (turn 0: before the first)."""
 
-    def __init__(self, stage: Render, item: Item) -> None:
+    def __init__(self, stage: Render, item: Item, turn: int = 0, attempt: int = 0) -> None:
         self.source, self.original = item.record.source, item.pixels[0]
-        self.turn = 1
         self._stage, self._item = stage, item
-
-    @property
-    def library(self) -> Library:
-        return self._stage.library
+        self._place, self._calls = (item.record.id, "render", turn, attempt), 0
 
     def cutout(self, sha256: str) -> Image:
-        return self.library.cutout(sha256)
+        return self._stage.library.cutout(sha256)
 
     def photograph(self, sha256: str, grid: Grid) -> Image:
-        return self.library.photograph(sha256, grid)
+        return self._stage.library.photograph(sha256, grid)
 
     def second_frame(self) -> Image:
         return self._item.pixels[1]
 
-    def inpaint(self, image: Image, mask: Mask) -> Image:
-        seed = seed_for(self._stage.run.seed, self._item.record.id, "render", self.turn) % 2**31
-        filled: Any = self._stage.models["inpainter"].inpaint(image, mask, seed)
-        return np.asarray(filled)
+    def model(self, role: str) -> Any:
+        return self._stage.models[role]
 
-    def stylise(self, image: Image, reference: Image, strength: float) -> Image:
-        return np.asarray(self._stage.models["style"].stylise(image, reference, strength))
+    def seed(self) -> int:
+        self._calls += 1
+        return seed_for(self._stage.run.seed, *self._place, self._calls - 1) % 2**31
