@@ -61,6 +61,8 @@ class ModelEntry(_Strict):
     licence: str
     licence_note: str = ""
     bytes: int = Field(gt=0, description="approximate size for hub models; exact for carrier files")
+    parameters: int | None = Field(default=None, gt=0, description="number of weights, of all parts together")
+    largest_part: int | None = Field(default=None, gt=0, description="of its largest part alone (the denoiser)")
     carrier: str | None = None
     files: tuple[WeightFile, ...] = ()
     source: HubSource | None = None

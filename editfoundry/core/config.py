@@ -39,7 +39,8 @@ OmegaConf.register_new_resolver("cache", lambda name="": str(cache_root() / name
 def load_config(model: type[C], path: str | Path, overrides: Sequence[str] = ()) -> C:
     """Read `path`, apply `a.b=c` overrides in order, and validate into `model`.
 
-    A path that does not exist is looked up among the packaged configs (`data/quickstart.yaml`).
+    A path that does not exist is looked up among the packaged configs (`data/quickstart.yaml`). A file that says
+    `extends: OTHER` (beside it, or packaged) is laid over that one: mappings are merged, everything else is replaced.
     Raises ConfigError, on one line, naming every wrong key.
     """
     file = find_config(path)
@@ -95,14 +96,27 @@ def _packaged() -> list[str]:
     return sorted(str(p.relative_to(CONFIG_ROOT)) for p in CONFIG_ROOT.rglob("*.yaml"))
 
 
-def _read(file: Path) -> DictConfig:
+def _read(file: Path, above: tuple[Path, ...] = ()) -> DictConfig:
+    """The file's settings, over those of the file it extends. `above`: the files on the way here."""
     try:
         tree = OmegaConf.create(read_yaml(file) or {})
     except OmegaConfBaseException as error:
         raise ConfigError(f"{file}: not a configuration: {_first_line(error)}") from error
     if not isinstance(tree, DictConfig):
         raise ConfigError(f"{file}: the top level must be a mapping of keys to values")
-    return tree
+    base = tree.pop("extends", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise ConfigError(f"{file}: extends names one other configuration file")
+    beside = file.parent / base
+    parent = beside if _is_file(beside) else find_config(base)
+    chain = (*above, file.resolve())
+    if parent.resolve() in chain:
+        raise ConfigError(f"{file}: extends {base}, which extends it")
+    merged = OmegaConf.merge(_read(parent, chain), tree)
+    assert isinstance(merged, DictConfig)
+    return merged
 
 
 def _override(tree: DictConfig, override: str) -> DictConfig:

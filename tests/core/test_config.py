@@ -108,3 +108,18 @@ def test_a_path_that_is_no_file_names_the_packaged_ones(path: Any) -> None:
 def test_plain_yaml_is_not_interpolated(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("name: ${oc.env:HOME}")
     assert read_yaml(tmp_path / "a.yaml") == {"name": "${oc.env:HOME}"}
+
+
+def test_a_config_may_extend_another(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("seed: 1\nname: base\nparts: [{path: a}, {path: b}]\n")
+    merged = load(tmp_path, "extends: base.yaml\nname: mine\nparts: [{path: c}]\n", "seed=9")
+    assert (merged.seed, merged.name, [part.path for part in merged.parts]) == (9, "mine", ["c"])
+
+
+@pytest.mark.parametrize(("text", "message"), [
+    ("extends: c.yaml\n" + GOOD, "extends c.yaml, which extends it"),
+    ("extends: nowhere.yaml\n" + GOOD, "nowhere.yaml: no such config file"),
+    ("extends: [a]\n" + GOOD, "extends names one other configuration file"),
+])
+def test_a_config_that_extends_itself_or_nothing_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    assert message in refused(tmp_path, text)
