@@ -28,6 +28,15 @@ def random_weights() -> Iterator[None]:
         yield
 
 
+def spread(model: torch.nn.Module, factor: float) -> torch.nn.Module:
+    """The model with its matrices multiplied: fresh weights are so small that every input would look the same."""
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim >= 2:
+                weight.mul_(factor)
+    return model
+
+
 def bert_tokenizer() -> Any:
     """A WordPiece tokenizer of a few words and every printable ASCII character, with BERT's special ids."""
     from transformers import BertTokenizer
@@ -149,7 +158,7 @@ def sam2(folder: Path, video: bool = False, side: int = 128) -> Path:
     else:
         whole, config = Sam2Model, Sam2Config(**parts)
     with random_weights():
-        whole(config).save_pretrained(folder)
+        spread(whole(config), 10).save_pretrained(folder)
     size = {"height": side, "width": side}
     images = Sam2ImageProcessor(size=size, mask_size={"height": side // 4, "width": side // 4})
     Sam2Processor(image_processor=images).save_pretrained(folder)
@@ -172,7 +181,7 @@ def open_clip(folder: Path) -> Path:
     text = json.dumps({"model_cfg": model, "preprocess_cfg": images}, indent=2)
     (folder / "open_clip_config.json").write_text(text, encoding="utf-8")
     with random_weights():
-        state = library.create_model(f"local-dir:{folder}", load_weights=False).state_dict()
+        state = spread(library.create_model(f"local-dir:{folder}", load_weights=False), 3).state_dict()
     save_file({name: value.contiguous() for name, value in state.items()}, folder / "open_clip_model.safetensors")
     return folder
 
