@@ -18,10 +18,14 @@ Image = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Scene:
-    """Base pixels uint8 [H, W, 3] and named layers, drawn in order."""
+    """Base pixels uint8 [H, W, 3] and named layers, drawn in order.
+
+    alone: pictures, by object, that show it by itself; they are kept with the scene and not drawn.
+    """
 
     base: Image
     layers: tuple[tuple[str, Layer], ...] = ()
+    alone: tuple[tuple[str, Image], ...] = ()
 
     @cached_property
     def pixels(self) -> Image:
@@ -54,6 +58,13 @@ class Scene:
     def with_base(self, base: Image) -> "Scene":
         return replace(self, base=base)
 
+    def painted_over(self, name: str, pixels: Image, mask: Mask) -> "Scene":
+        """The scene that looks like `pixels` inside the mask and wherever the named object was, as that object.
+
+        `pixels` equal the scene's own outside the mask; without the object the scene is what it was without it before.
+        """
+        return self.without(name).with_layer(name, patch(pixels, mask | self.touched((name,))))
+
     def touched(self, names: Sequence[str]) -> Mask:
         """Every pixel the named layers (those present) can change."""
         mask = Mask(np.zeros(self.shape, bool))
@@ -61,6 +72,20 @@ class Scene:
             if name in names:
                 mask = mask | support(layer, self.shape)
         return mask
+
+
+def patch(pixels: Image, mask: Mask) -> Layer:
+    """A layer that shows exactly these pixels (uint8 [H, W, 3]) inside the mask and nothing elsewhere.
+
+    Raises ValueError for an empty mask.
+    """
+    box = mask.box()
+    if box is None:
+        raise ValueError("a patch needs a mask that is not empty")
+    left, top, right, bottom = box.to_ints()
+    alpha = mask.array[top:bottom, left:right].astype(np.float32)
+    rgb = np.ascontiguousarray(pixels[top:bottom, left:right])
+    return Layer(rgb, alpha, np.zeros_like(alpha), left, top)
 
 
 def changed(before: Scene, after: Scene) -> Mask:

@@ -13,12 +13,16 @@ CONVERSATIONS = ("content_memory", "content_understanding", "version_backtrackin
 
 @dataclass(frozen=True)
 class EditType:
-    """One row: name, whether it is local, the recipe that does it, and the default wordings of its instruction."""
+    """One row: name, whether it is local, the recipe that does it, and the default wordings of its instruction.
+
+    generated: roles of the models that make its generated variant; empty where it has none.
+    """
 
     name: str
     local: bool
     recipe: str
     templates: tuple[str, ...]
+    generated: tuple[str, ...] = ()
 
 
 TYPES: dict[str, EditType] = {
@@ -58,6 +62,7 @@ TYPES: dict[str, EditType] = {
                 "Change {the_object} {position} into {result}.",
                 "Put {result} where {the_object} {position} is.",
             ),
+            generated=("painter",),
         ),
         EditType(
             "adjust",
@@ -68,6 +73,7 @@ TYPES: dict[str, EditType] = {
                 "Change the look of {the_object} {position} so that it is {result}.",
                 "Turn {the_object} {position} {result}.",
             ),
+            generated=("adjuster",),
         ),
         EditType(
             "background",
@@ -78,6 +84,7 @@ TYPES: dict[str, EditType] = {
                 "Put {the_object} in front of a new background: {result}.",
                 "Replace everything behind {the_object} with a new scene: {result}.",
             ),
+            generated=("painter",),
         ),
         EditType(
             "style",
@@ -99,6 +106,7 @@ TYPES: dict[str, EditType] = {
                 "Extract {the_object} {position} onto plain white.",
                 "Isolate {the_object} {position}; make everything else white.",
             ),
+            generated=("reference", "inserter"),
         ),
         EditType(
             "motion",
@@ -119,6 +127,7 @@ TYPES: dict[str, EditType] = {
                 "Swap {the_object} {position} for the object in the reference.",
                 "Put the object in the reference image where {the_object} {position} is.",
             ),
+            generated=("reference", "inserter"),
         ),
         EditType(
             "compose",
@@ -129,6 +138,7 @@ TYPES: dict[str, EditType] = {
                 "{first}; also {second}.",
                 "{first}. At the same time, {second}.",
             ),
+            generated=("painter", "adjuster"),
         ),
         EditType(
             "move",

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from editfoundry.data_engine.paint import PAINTS
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, change_mask, on_donor, on_region
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, change_mask, on_donor
+from editfoundry.data_engine.recipes.generated import generated_add
 from editfoundry.data_engine.recipes.remove import removable, without_region
 from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Placement, Turn
@@ -24,7 +25,7 @@ class Add(Recipe):
     def plan(self, plan: Plan) -> Iterator[Draft]:
         if plan.origin == "photograph":
             for region in removable(plan):
-                yield on_region(plan, region, {"reversed": True}, phrase=region.label)
+                yield generated_add(plan, region)
             return
         while True:
             donor, placement = plan.place()
@@ -35,7 +36,8 @@ class Add(Recipe):
 
     async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         if turn.operation.get("reversed"):
-            after = scene.with_base(tools.original)
+            gone = tools.cover("inpainter", tools.object_mask(turn.target))
+            after = scene.painted_over(turn.target, tools.original, gone)
             return Edited(after, change_mask(scene, after, tools.region_mask(turn.target)))
         placement = Placement.model_validate(turn.operation["placement"])
         after = tools.place(scene, placement, PAINTS.get(turn.operation.get("paint", "")))

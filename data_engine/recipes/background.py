@@ -1,4 +1,4 @@
-"""background: another photograph behind a real object's matte, its light drawn toward the old background's."""
+"""background: another photograph behind a real object's matte, or a scene painted around the object."""
 
 from collections.abc import Iterator
 
@@ -6,14 +6,17 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from editfoundry.core.english import a
 from editfoundry.core.geometry import Grid, Mask
 from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, on_region
+from editfoundry.data_engine.recipes.generated import described, on_generated, proposals
 from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Turn
 from editfoundry.data_engine.scene import Image, Scene
 
 LIGHT_TRANSFER = 0.3
-KEPT_INSET = 5
+RIM, KEPT_INSET = 2, 5
+"""Pixels inside the object's outline over which it is blended, and from which on it is kept."""
 MIN_AREA = 0.04
 
 
@@ -24,6 +27,10 @@ class Background(Recipe):
 
     def plan(self, plan: Plan) -> Iterator[Draft]:
         regions = [r for r in plan.lone_objects() if r.area >= MIN_AREA]
+        if plan.origin == "generated":
+            for region, place in proposals(plan, "background", regions):
+                yield on_generated(plan, region, result=place, phrase=place)
+            return
         others = [b for b in plan.backgrounds if b.sha256 != plan.source.sha256]
         if not regions:
             raise Refused("no_object", "no lone object large enough to keep in front of a new background")
@@ -36,15 +43,26 @@ class Background(Recipe):
                 yield on_region(plan, region, operation, result=new.label, phrase=new.label, others=(new,))
 
     async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+        if turn.operation.get("generated"):
+            foreground = tools.object_mask(turn.target)
+            around = ~foreground.erode(RIM)
+            tools.check_size("painter", around)
+            prompt = f"{a(turn.target_label)} in front of {described(turn.result_phrase)}"
+            return _in_front(scene, foreground, await tools.paint(scene.base, around, prompt))
         foreground = tools.region_mask(turn.target)
         height, width = scene.shape
         behind = tools.photograph(turn.operation["background"], Grid(width, height))
         behind = _lit_like(behind, scene.base, ~foreground.dilate(4))
-        alpha = foreground.erode(2).feather(2)[..., None]
-        mixed = (alpha * scene.base + (1 - alpha) * behind).round().clip(0, 255).astype(np.uint8)
-        kept = foreground.erode(KEPT_INSET)
-        mixed[kept.array] = scene.base[kept.array]
-        return Edited(scene.with_base(mixed), ~kept)
+        return _in_front(scene, foreground, behind)
+
+
+def _in_front(scene: Scene, foreground: Mask, behind: Image) -> Edited:
+    """The scene's base before another picture; its light at the rim is blended, what is well inside is kept."""
+    alpha = foreground.erode(RIM).feather(RIM)[..., None]
+    mixed = (alpha * scene.base + (1 - alpha) * behind).round().clip(0, 255).astype(np.uint8)
+    kept = foreground.erode(KEPT_INSET)
+    mixed[kept.array] = scene.base[kept.array]
+    return Edited(scene.with_base(mixed), ~kept)
 
 
 def _lit_like(image: Image, reference: Image, where: Mask) -> Image:

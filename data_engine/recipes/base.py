@@ -127,6 +127,11 @@ class Recipe(ABC):
         del turn, tools
         return scene
 
+    async def references(self, turn: Turn, tools: "Tools") -> tuple[Image, ...]:
+        """Pictures that the instruction speaks of."""
+        del turn, tools
+        return ()
+
     @abstractmethod
     async def render(self, scene: Scene, turn: Turn, tools: "Tools") -> Edited:
         """The scene after the edit. Raises Refused when the pixels show that it cannot be done well."""

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, change_mask, on_donor, on_region
+from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, change_mask, on_donor
+from editfoundry.data_engine.recipes.generated import generated_remove
 from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Region, Turn
 from editfoundry.data_engine.scene import Scene
@@ -42,7 +43,7 @@ class Remove(Recipe):
     def plan(self, plan: Plan) -> Iterator[Draft]:
         if plan.origin == "photograph":
             for region in removable(plan):
-                yield on_region(plan, region, {})
+                yield generated_remove(plan, region)
             return
         while True:
             donor, placement = plan.place()

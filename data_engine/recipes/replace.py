@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from editfoundry.core.english import a
 from editfoundry.core.geometry import Box, Grid
 from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, change_mask, on_donor
+from editfoundry.data_engine.recipes.generated import in_context, proposals, replacing
 from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Donor, Placement, Turn
 from editfoundry.data_engine.scene import Scene
@@ -55,11 +56,18 @@ def find_swap(
 
 
 class Replace(Recipe):
-    """Donor for donor: source and result are both exact composites over the same photograph."""
+    """Donor for donor, where source and result are exact composites over the same photograph; or a real object that
+
+    gives way to what a generative model paints over it.
+    """
 
     type = "replace"
 
     def plan(self, plan: Plan) -> Iterator[Draft]:
+        if plan.origin == "generated":
+            for region, noun in proposals(plan, "replace", plan.lone_objects()):
+                yield replacing(plan, region, noun)
+            return
         while True:
             old, placement = plan.place()
             new, placed = find_swap(plan, old, placement)
@@ -75,6 +83,11 @@ class Replace(Recipe):
             )
 
     async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
+        if turn.operation.get("generated"):
+            area = tools.cover("painter", tools.object_mask(turn.target))
+            pixels = await tools.paint(scene.pixels, area, in_context(turn.result_phrase, tools.source))
+            after = scene.painted_over(turn.target, pixels, area)
+            return Edited(after, change_mask(scene, after, area))
         placement = Placement.model_validate(turn.operation)
         after = tools.place(scene.without(turn.target), placement)
         touched = scene.touched((turn.target,)) | after.touched((placement.object,))
