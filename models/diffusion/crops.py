@@ -77,8 +77,9 @@ def crop_around(image: Image, mask: Mask, *, work_size: int, context: float = 1.
         return None
     height, width = mask.shape
     side = max(math.ceil(context * max(box.width, box.height)), multiple)
-    x0, x1 = _span(*(int(edge) for edge in (box.x0, box.x1)), side, width)
-    y0, y1 = _span(*(int(edge) for edge in (box.y0, box.y1)), side, height)
+    left, top, right, bottom = box.to_ints()
+    x0, x1 = _span(left, right, side, width)
+    y0, y1 = _span(top, bottom, side, height)
     across, down = work_dimensions(x1 - x0, y1 - y0, work_size, multiple)
     window = np.ascontiguousarray(image[y0:y1, x0:x1])
     inside = mask.array[y0:y1, x0:x1].astype(np.float32)
@@ -127,4 +128,4 @@ def inward_weights(mask: Mask, blend: float) -> Float:
 
 def scaled(pixels: float, image: Image) -> float:
     """A recipe's distance, given for a short side of 1024, for this picture."""
-    return pixels * min(image.shape[:2]) / REFERENCE_SIDE
+    return float(pixels * min(image.shape[:2]) / REFERENCE_SIDE)

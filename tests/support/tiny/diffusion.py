@@ -192,9 +192,11 @@ def flux_redux(folder: Path) -> Path:
         torch.nn.init.normal_(embedder.redux_down.weight)
         torch.nn.init.normal_(embedder.redux_up.weight)
     processor = SiglipImageProcessor(size={"height": 32, "width": 32})
-    return _save(
-        FluxPriorReduxPipeline(image_encoder=encoder, feature_extractor=processor, image_embedder=embedder), folder
-    )
+    pipeline = FluxPriorReduxPipeline(image_encoder=encoder, feature_extractor=processor, image_embedder=embedder)
+    index = _save(pipeline, folder) / "model_index.json"
+    present = {key: value for key, value in json.loads(index.read_text()).items() if value != [None, None]}
+    index.write_text(json.dumps(present, indent=2, sort_keys=True))  # the release does not mention text encoders
+    return folder
 
 
 def qwen_image_edit(folder: Path) -> Path:
