@@ -58,73 +58,14 @@ def problems(text: str, must_contain: Sequence[str] = ()) -> list[str]:
 
 
 _FUNCTION_WORDS = frozenset(
-    [
-        "a",
-        "an",
-        "the",
-        "in",
-        "on",
-        "at",
-        "of",
-        "to",
-        "with",
-        "and",
-        "or",
-        "it",
-        "its",
-        "is",
-        "be",
-        "so",
-        "that",
-        "this",
-        "there",
-        "should",
-        "please",
-        "now",
-        "into",
-        "onto",
-        "for",
-        "from",
-        "by",
-        "as",
-        "put",
-        "place",
-        "add",
-        "insert",
-        "remove",
-        "erase",
-        "delete",
-        "take",
-        "away",
-        "get",
-        "rid",
-        "swap",
-        "replace",
-        "change",
-        "make",
-        "turn",
-        "switch",
-        "set",
-        "let",
-        "have",
-        "image",
-        "picture",
-        "photo",
-        "photograph",
-        "scene",
-        "side",
-        "part",
-        "corner",
-        "area",
-        "left",
-        "right",
-        "upper",
-        "lower",
-        "top",
-        "bottom",
-        "middle",
-        "center",
-    ]
+    re.findall(
+        r"[a-z]+",
+        """
+        a an the in on at of to with and or it its is be so that this there should please now into onto for from by as
+        put place add insert remove erase delete take away get rid swap replace change make turn switch set let have
+        image picture photo photograph scene side part corner area left right upper lower top bottom middle center
+        """,
+    )
 )
 
 
@@ -132,3 +73,9 @@ def same_request(original: str, reworded: str) -> bool:
     """Whether a rewording asks for nothing new: every word stands in the original or is a function or edit word."""
     known = set(re.findall(r"[a-z]+", original.lower())) | _FUNCTION_WORDS
     return set(re.findall(r"[a-z]+", reworded.lower())) <= known
+
+
+def content_words(phrase: str) -> list[str]:
+    """The words of a phrase that carry its meaning, lower case, in order: no articles, prepositions or edit verbs."""
+    found = re.findall(r"[^\W\d_]+", phrase.lower())
+    return [word for word in found if len(word) > 1 and word not in _FUNCTION_WORDS]
