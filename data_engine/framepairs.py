@@ -7,13 +7,13 @@ largest window of the frame that holds the subject and none of them. Pixels are 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from editfoundry.core.geometry import Box
+from editfoundry.data_engine.readers.storage import File
 from editfoundry.data_engine.video import Frame, Shot, VideoConfig, read_frames, shots
 
 BACKGROUND_SAMPLES = 40
@@ -69,7 +69,7 @@ class _Candidate:
 Track = list[tuple[int, Box]]
 
 
-def select_pairs(path: Path, config: VideoConfig) -> tuple[list[FramePair], list[Failure]]:
+def select_pairs(path: File, config: VideoConfig) -> tuple[list[FramePair], list[Failure]]:
     """Up to `max_pairs` pairs of the video at `path`, in time order, and what failed.
 
     Raises ImageError `bad_video` when the file cannot be decoded.

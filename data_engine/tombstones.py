@@ -45,7 +45,7 @@ def identifiers(record: Any) -> list[str]:
     names = ("uri", "source_url", "sha256")
     values = [record.get(name) if isinstance(record, dict) else getattr(record, name, None) for name in names]
     uri = values[0] or ""
-    found = [uri, uri.rsplit("#", 1)[0], *values[1:]]
+    found = [uri, uri.rsplit("#frames=", 1)[0], *values[1:]]
     return list(dict.fromkeys(value for value in found if value))
 
 

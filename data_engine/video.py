@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import av
 import cv2
@@ -13,6 +12,7 @@ from pydantic import Field
 
 from editfoundry.core.config import Config
 from editfoundry.core.errors import ImageError
+from editfoundry.data_engine.readers.storage import File
 
 Frame = NDArray[np.uint8]
 
@@ -93,7 +93,7 @@ def container(head: bytes) -> tuple[str, str] | None:
     return next(((demuxer, media) for at, magic, demuxer, media in _CONTAINERS if head[at:].startswith(magic)), None)
 
 
-def probe(path: Path, max_pixels: int) -> VideoInfo:
+def probe(path: File, max_pixels: int) -> VideoInfo:
     """Frame size without decoding. Raises ImageError `bad_video` or `too_many_pixels`."""
     with _opened(path) as (stream, media_type):
         width, height = stream.codec_context.width, stream.codec_context.height
@@ -104,7 +104,7 @@ def probe(path: Path, max_pixels: int) -> VideoInfo:
         return VideoInfo(width, height, media_type)
 
 
-def shots(path: Path, config: VideoConfig) -> Iterator[Shot]:
+def shots(path: File, config: VideoConfig) -> Iterator[Shot]:
     """The sampled frames of each shot, in order; a long shot comes in parts of `window_samples`."""
     frames: list[Frame] = []
     numbers: list[int] = []
@@ -124,7 +124,7 @@ def shots(path: Path, config: VideoConfig) -> Iterator[Shot]:
         yield Shot(frames, numbers, seconds, scale)
 
 
-def read_frames(path: Path, numbers: set[int]) -> dict[int, Frame]:
+def read_frames(path: File, numbers: set[int]) -> dict[int, Frame]:
     """The frames of those numbers (counted from 0 in decoding order), RGB [H, W, 3]. ImageError `bad_video`."""
     found: dict[int, Frame] = {}
     with _opened(path) as (stream, _):
@@ -136,7 +136,7 @@ def read_frames(path: Path, numbers: set[int]) -> dict[int, Frame]:
     return found
 
 
-def _samples(path: Path, config: VideoConfig) -> Iterator[tuple[int, float, Frame, float]]:
+def _samples(path: File, config: VideoConfig) -> Iterator[tuple[int, float, Frame, float]]:
     """(number, seconds, RGB frame at the analysis size, scale) every `stride_s`. The small copy is for looking only."""
     with _opened(path) as (stream, _):
         rate = float(stream.average_rate or 25)
@@ -154,7 +154,7 @@ def _samples(path: Path, config: VideoConfig) -> Iterator[tuple[int, float, Fram
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[av.VideoStream, str]]:
+def _opened(path: File) -> Iterator[tuple[av.VideoStream, str]]:
     with path.open("rb") as file:
         known = container(file.read(16))
         if known is None:

@@ -7,7 +7,7 @@ from the configuration come here.
 import glob
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +46,9 @@ class Remote:
         """Open it for reading. Raises ContainerError."""
         assert mode == "rb", "remote files are only read"
         return open_input(self.url)
+
+
+File = Path | Remote
 
 
 def is_remote(url: str) -> bool:
@@ -194,3 +197,23 @@ def _matches(part: str) -> list[str]:
         where = "" if is_remote(part) else f"; paths are relative to {Path.cwd()}"
         raise UsageError(f"{part}: {what}{where}")
     return found
+
+
+def files_below(folder: str, suffixes: Sequence[str]) -> list[str]:
+    """The files at any depth of a folder whose names end so and do not start with a dot, in the order of their bytes.
+
+    Raises ContainerError when a folder cannot be read.
+    """
+    with storage_errors(folder):
+        if is_remote(folder):
+            system, path = file_system(folder)
+            found = [str(system.unstrip_protocol(name)) for name in system.find(path)]
+        else:
+            walked = os.walk(local_path(folder), onerror=_raise)
+            found = [os.path.join(place, name) for place, _, names_there in walked for name in names_there]  # noqa: PTH118
+    wanted = [url for url in found if url.endswith(tuple(suffixes)) and not url.rsplit("/", 1)[-1].startswith(".")]
+    return sorted(wanted, key=os.fsencode)
+
+
+def _raise(error: OSError) -> None:
+    raise error

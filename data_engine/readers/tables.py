@@ -79,6 +79,13 @@ class Table:
 
     def rows(self, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """Every row in stored order, streamed."""
+        for batch in self.batches(columns):
+            with _arrow_errors(self.url):
+                values = batch.to_pylist()
+            yield from values
+
+    def batches(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
+        """Every row in stored order, as Arrow record batches of at most 256."""
         self._check(columns)
         for number in range(len(self._sizes)):
             self._check_size(number)
@@ -87,10 +94,9 @@ class Table:
             while True:
                 with _arrow_errors(self.url):
                     batch = next(batches, None)
-                    values = [] if batch is None else batch.to_pylist()
                 if batch is None:
                     break
-                yield from values
+                yield batch
 
     def row(self, index: int, columns: Sequence[str] | None = None) -> dict[str, Any]:
         """One row. The row group it lies in is kept, for each set of columns, until another is asked for."""
