@@ -18,7 +18,7 @@ from editfoundry.data_engine.export import FORMATS, SPLIT_BYTES, export
 from editfoundry.data_engine.forget import forget
 from editfoundry.data_engine.ledger import full_disk_stops
 from editfoundry.data_engine.repair import repair
-from editfoundry.data_engine.rundir import RunDir, State
+from editfoundry.data_engine.rundir import RunDir
 from editfoundry.data_engine.stats import Stats, stats
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False,
@@ -83,17 +83,11 @@ def verify_command(run: Run, as_json: Json = False) -> None:
 @app.command("repair")
 def repair_command(run: Run, workers: Annotated[int, typer.Option(min=1, help="Worker processes.")] = 1) -> None:
     """Delete what `verify` finds broken, make it again, and publish again."""
-    from editfoundry.data_engine.config import RunConfig
-    from editfoundry.data_engine.runner import run as run_pipeline
+    from editfoundry.data_engine.imports.run import rerun
 
     folder = RunDir.existing(run)
-    config = folder.config(RunConfig)
-
-    def rerun(state: State) -> None:
-        run_pipeline(config, run, workers=workers, known=state)
-
     with full_disk_stops(run):
-        findings = repair(folder, rerun)
+        findings = repair(folder, rerun(folder, workers))
     _print_findings(findings, as_json=False)
     _say(f"{run}: {len(findings)} problems repaired" if findings else f"{run}: nothing to repair")
 
@@ -173,6 +167,24 @@ def tune_gates_command(
                "recall are of photographs that the thresholds were not chosen on.")
     if result.unknown:
         _say(f"note: {len(result.unknown)} labelled keys are not in this dataset, first {result.unknown[0]}")
+
+
+@app.command("import")
+def import_command(
+    config: Annotated[str, typer.Option("-c", "--config", help="Configuration file, or the name of a packaged one.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the run; an unfinished run resumes.")],
+    workers: Annotated[int, typer.Option(min=1, help="Worker processes. The result is the same for any number.")] = 1,
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE",
+                                                        help="Override a setting; repeatable.")] = None,
+) -> None:
+    """Make a dataset from finished edit datasets of others, checked like our own."""
+    from editfoundry.data_engine.imports.config import ImportConfig
+    from editfoundry.data_engine.imports.run import import_datasets
+
+    dataset = import_datasets(load_config(ImportConfig, config, overrides or ()), output, workers=workers)
+    if dataset is not None and not any(dataset.glob("*.tar")):
+        _say("note: no row was accepted; the funnel says why")
+    _say(f"dataset: {dataset}\nfunnel:  editfoundry data funnel {output}\nreport:  editfoundry data report {output}")
 
 
 def _print_findings(findings: list[Finding], as_json: bool) -> None:

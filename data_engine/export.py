@@ -130,7 +130,11 @@ def _imgedit(run: RunDir, out: Path, split_bytes: int) -> None:
 
 
 def _imgedit_part(run: RunDir, folder: Path, name: str, rows: list[list[Edge]], split_bytes: int) -> None:
-    """One Parquet file and one split tar: a row per list of edges, images under `<name>/<key>.<member>`."""
+    """One Parquet file and one split tar, a row per list of edges.
+
+    Images, and masks that no row names, lie under `<name>/<type>/<key>.<member>`, in conversations under
+    `<name>/<kind>/<type>/…`: the release says types by folders alone.
+    """
     if not rows:
         return
     images, tables = folder / "images", folder / "parquet"
@@ -143,10 +147,11 @@ def _imgedit_part(run: RunDir, folder: Path, name: str, rows: list[list[Edge]], 
         turns = []
         for edge in edges:
             paths = {}
-            for member in ("source", "result", "reference"):
+            where = f"{name}/{edge['conversation_kind']}/{edge['type']}" if multi else f"{name}/{edge['type']}"
+            for member in ("source", "result", "mask", "reference"):
                 data = _image(run, edge, member)
                 if data is not None:
-                    paths[member] = f"{name}/{edge['key']}.{MEMBER_NAMES[member]}"
+                    paths[member] = f"{where}/{edge['key']}.{MEMBER_NAMES[member]}"
                     tar.add(paths[member], data)
             inputs = [paths[member] for member in ("source", "reference") if member in paths]
             turns.append({"input_images": inputs, "output_images": [paths["result"]], "prompt": edge["instruction"]})

@@ -17,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from pydantic import ValidationError
 
+from editfoundry.core.chat.ledger import forget_subjects
 from editfoundry.core.errors import EditFoundryError, UsageError
 from editfoundry.data_engine.dataset import publish
 from editfoundry.data_engine.ledger import Commit, ShardWriter, StageStore, replace_file
@@ -104,6 +105,7 @@ def forget(run: RunDir, value: str) -> Forgotten:
         compaction = Compaction(run, target, tombstones)
         commits = compaction.write()
         _scrub_logs(run, target)
+        forget_subjects(run.chat, target.hashes)
         replace_file(run.journal_file, _Journal(tombstones=tombstones, commits=tuple(commits)).to_json().encode())
         finish_journal(run)
         left = sorted(_traces(run, target))
@@ -136,8 +138,8 @@ def find_target(run: RunDir, value: str) -> Target:
         if value in identifiers(row):
             target.hashes.add(row["sha256"])
     for reject in _rejects(run):
-        # What ingest refused has no row; its detail begins with its address.
-        named = reject.stage == "ingest" and reject.detail.startswith(f"{value}:")
+        # What ingest (of an import: render) refused has no row; its detail begins with its address.
+        named = reject.stage in ("ingest", "render") and reject.detail.startswith(f"{value}:")
         if named or value in (reject.id, reject.source_sha256):
             target.ids.add(reject.id)
             target.hashes |= {reject.source_sha256} - {""}
@@ -237,13 +239,15 @@ def _unit(row: Row) -> str:
 
 
 def _origin_rows(run: RunDir) -> Iterator[dict[str, Any]]:
-    """Rows that are a source or donor themselves, of every stage at every fingerprint."""
+    """Rows that are a source or donor, or hold the source they were made of, of every stage at every fingerprint."""
     for store in run.all_stores():
         for commit in store.commits():
             for row in store.rows(commit):
                 data = row.data()
-                if isinstance(data.get("sha256"), str):
-                    yield data
+                # A sample says of what it was made; of an import nothing else does.
+                origin = data if isinstance(data.get("sha256"), str) else data.get("source")
+                if isinstance(origin, dict) and isinstance(origin.get("sha256"), str):
+                    yield origin
 
 
 def _rejects(run: RunDir) -> Iterator[Reject]:

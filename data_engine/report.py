@@ -196,14 +196,15 @@ def _notes(summary: Summary) -> dict[str, str]:
 def _most_used(summary: Summary, stores: Mapping[str, StageStore]) -> list[dict[str, Any]]:
     """The photographs with most edits, by the name they were ingested under."""
     top = summary.photographs.most_common(TOP_PHOTOGRAPHS)
-    names = dict(_names(stores["ingest"], {digest for digest, _ in top}))
+    names = dict(_names(next(iter(stores.values())), {digest for digest, _ in top}))
     return [{"name": names.get(digest, digest[:16]), "count": count, "share": count / summary.edges}
             for digest, count in top]
 
 
-def _names(ingest: StageStore, digests: set[str]) -> Iterator[tuple[str, str]]:
-    for commit in ingest.commits():
-        for row in ingest.rows(commit):
+def _names(first: StageStore, digests: set[str]) -> Iterator[tuple[str, str]]:
+    for commit in first.commits():
+        for row in first.rows(commit):
             data = row.data()
+            data = data.get("source", data)  # of an import, the first stage makes samples
             if data["sha256"] in digests:
                 yield data["sha256"], data["uri"].partition("#")[0]

@@ -94,7 +94,8 @@ def _scenes(run: RunDir, summary: Summary) -> tuple[int, int]:
     """Distinct scenes among the photographs used, and how many photographs are large."""
     first = run.state().stages[0]
     scenes, large = set(), set()
-    for row in _rows(run.store(first.name, str(first.fingerprint))):
+    for entry in _rows(run.store(first.name, str(first.fingerprint))):
+        row = entry.get("source", entry)  # of an import, the first stage makes samples
         if row["sha256"] in summary.photographs:
             scenes.add(row["uri"].rpartition("#")[0] if row["kind"] == "frames" else row["sha256"])
             if min(row["width"], row["height"]) >= LARGE_SIDE:

@@ -65,7 +65,9 @@ def test_imgedit_layout_loads_and_its_paths_resolve(run: RunDir, tmp_path: Path,
             source, result = images[turn["input_images"][0]], images[turn["output_images"][0]]
             assert by_prompt[sha256(source), sha256(result)]["instruction"] == turn["prompt"]
             assert Image.open(io.BytesIO(source)).size == (16, 16)
-        assert len(images) == 2 * len(turns)
+            mask = turn["input_images"][0].replace(".source.jpg", ".mask.png")
+            assert Image.open(io.BytesIO(images[mask])).mode == "L"
+        assert len(images) == 3 * len(turns)
     images = joined(out / "multi_turn/images")
     for row in multi:
         first, second, third = row["data"]
