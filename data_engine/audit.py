@@ -3,11 +3,13 @@
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
+from editfoundry.core.chat.ledger import check_ledger
 from editfoundry.core.errors import EditFoundryError
 from editfoundry.core.hashing import sha256_file
 from editfoundry.data_engine.dataset import build, emit_store, read_manifest
@@ -209,8 +211,9 @@ def _verify_folders(run: RunDir, state: State) -> Iterator[Finding]:
 
 
 def _verify_settings(run: RunDir) -> Iterator[Finding]:
-    """The run's own files: its configuration, what was forgotten, and a forgetting that was interrupted."""
-    for path, read in ((run.config_file, run.settings), (run.tombstone_file, run.tombstones)):
+    """The run's own files: its configuration, what was forgotten, what models were asked, an interrupted forgetting."""
+    for path, read in ((run.config_file, run.settings), (run.tombstone_file, run.tombstones),
+                       (run.chat, partial(check_ledger, run.chat))):
         try:
             read()
         except EditFoundryError as error:

@@ -45,13 +45,14 @@ class State(Record):
 
 
 class RunDir:
-    """RUN: config.yaml, state.json, tombstones.json, stages/, dataset/, logs/."""
+    """RUN: config.yaml, state.json, tombstones.json, stages/, dataset/, logs/, chat.sqlite (what models were asked)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.stages, self.dataset, self.logs = path / "stages", path / "dataset", path / "logs"
         self.config_file, self.state_file = path / "config.yaml", path / "state.json"
         self.tombstone_file, self.journal_file = path / "tombstones.json", path / "forget.json"
+        self.chat = path / "chat.sqlite"
 
     @classmethod
     def existing(cls, path: Path) -> "RunDir":

@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
+from editfoundry.core.chat.ledger import use_ledger
 from editfoundry.core.errors import UsageError
 from editfoundry.core.hashing import fingerprint
 from editfoundry.core.log import close_log, open_log, run_log
@@ -143,10 +144,12 @@ def run(config: Any, path: Path, *, workers: int = 1, executor: Executor | None 
         raise UsageError(f"--workers {workers}: at least one worker is needed")
     with full_disk_stops(path), RunDir.create(path).lock() as folder:
         open_log(folder.logs, "driver")
+        use_ledger(folder.chat, alone=True)
         try:
             return _run(config, folder, stages or default_stages(), Listing(config, find or default_find(path), known),
                         executor or LocalExecutor(path, workers, config.batch_timeout_s), bar)
         finally:
+            use_ledger(None)
             close_log()
 
 

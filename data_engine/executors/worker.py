@@ -17,6 +17,7 @@ from typing import TypeVar
 import cv2
 import pyarrow as pa
 
+from editfoundry.core.chat.ledger import use_ledger
 from editfoundry.core.errors import EditFoundryError
 from editfoundry.core.log import open_log, run_log
 from editfoundry.data_engine.execution import Event, Plan, Session, Task
@@ -73,6 +74,7 @@ def work(inbox: Connection, lifeline: Connection, name: str, run: Path) -> None:
     folder = RunDir(run)
     with folder.worker_lock():
         open_log(folder.logs, name)
+        use_ledger(folder.chat)
         _serve(inbox, name)
 
 

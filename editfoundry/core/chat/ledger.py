@@ -63,8 +63,9 @@ class Attempt:
 class Ledger:
     """Replies and attempts in the file `path`, which is made when the first request comes; None: in memory only.
 
-    Safe to use from several threads and processes at once. Raises LedgerError, naming the file and what to do, if the
-    file is damaged or cannot be written, and OSError when the disk is full.
+    A subject is the content hash of a photograph, or several with blanks between them: forgetting any of them removes
+    the reply. Safe to use from several threads and processes at once. Raises LedgerError, naming the file and what to
+    do, if the file is damaged or cannot be written, and OSError when the disk is full.
     """
 
     def __init__(self, path: Path | None = None) -> None:
@@ -82,8 +83,8 @@ class Ledger:
             if row is None:
                 return None
             self.cached_hits += 1
-            known = database.execute("SELECT 1 FROM subjects WHERE request = ? AND subject = ?", (row[0], subject))
-            if subject and known.fetchone() is None:
+            known = database.execute("SELECT subject FROM subjects WHERE request = ?", (row[0],)).fetchall()
+            if not {subject for (subject,) in known}.issuperset(subject.split()):
                 _note_subject(database, row[0], subject)
             return StoredReply(row[1], json.loads(row[2]))
 
@@ -146,6 +147,8 @@ class Ledger:
 
         Only for a driver that knows that no other process is asking.
         """
+        if not self._exists():
+            return 0
         with self._use() as database, _transaction(database):
             return database.execute(
                 "UPDATE attempts SET state = 'in_doubt', reason = 'abandoned' WHERE state = 'started'"
@@ -262,15 +265,32 @@ class Ledger:
             )
 
 
+def forget_subjects(path: Path, subjects: Iterable[str]) -> int:
+    """`Ledger.forget` on the file at `path`, if there is one; returns how many replies were removed."""
+    with closing(Ledger(path)) as ledger:
+        return ledger.forget(subjects)
+
+
+def check_ledger(path: Path) -> None:
+    """Raise LedgerError if the file at `path` is damaged; one that does not exist is not."""
+    with closing(Ledger(path)) as ledger:
+        ledger.check()
+
+
 _current: Ledger | None = None
 
 
-def use_ledger(path: Path | None) -> None:
-    """From now on clients of this process without a ledger of their own use the one at `path`; None: theirs alone."""
+def use_ledger(path: Path | None, *, alone: bool = False) -> None:
+    """From now on clients of this process without a ledger of their own use the one at `path`; None: theirs alone.
+
+    alone: no other process is asking, so what dead ones left started is in doubt. Makes no file.
+    """
     global _current
     if _current is not None:
         _current.close()
     _current = None if path is None else Ledger(path)
+    if _current is not None and alone:
+        _current.abandon_started()
 
 
 def current_ledger() -> Ledger | None:
@@ -297,7 +317,9 @@ def _format(database: sqlite3.Connection) -> int:
 
 
 def _note_subject(database: sqlite3.Connection, request: int, subject: str) -> None:
-    database.execute("INSERT OR IGNORE INTO subjects(request, subject) VALUES(?, ?)", (request, subject))
+    database.executemany(
+        "INSERT OR IGNORE INTO subjects(request, subject) VALUES(?, ?)", [(request, each) for each in subject.split()]
+    )
 
 
 def _used_up(database: sqlite3.Connection, spent: int, bound: int, budget: int) -> str:
