@@ -69,15 +69,8 @@ def sdxl_inpaint(folder: Path) -> Path:
     return _save(StableDiffusionXLInpaintPipeline(unet=_unet(9), **_sdxl_parts()), folder)
 
 
-def sdxl_turbo_inpaint(folder: Path) -> Path:
-    """Stable Diffusion XL without inpainting channels, as turbo-class checkpoints are, for the inpainting pipeline."""
-    from diffusers import StableDiffusionXLInpaintPipeline
-
-    return _save(StableDiffusionXLInpaintPipeline(unet=_unet(4), **_sdxl_parts()), folder)
-
-
 def sdxl_base(folder: Path) -> Path:
-    """Stable Diffusion XL, text to image."""
+    """Stable Diffusion XL, text to image; as turbo-class checkpoints are, which the inpainting pipeline takes too."""
     from diffusers import StableDiffusionXLPipeline
 
     return _save(StableDiffusionXLPipeline(unet=_unet(4), **_sdxl_parts()), folder)
