@@ -62,7 +62,7 @@ class Drafted:
 
     def _turn_brief(self, planned: PlannedTurn, turn: Turn) -> TurnBrief:
         draft = planned.draft
-        position = draft.fields.get("position", "")
+        position = _position(draft, turn)
         share = _share(draft, self.sample.source.grid)
         return TurnBrief(
             type=planned.type,
@@ -152,7 +152,7 @@ def _turn(
     complaints += wording_problems(text, allowed=drafted.sample.turns[number].instruction)
     complaints += asks_for(text, planned.type)
     complaints += _content(text, planned.type, draft)
-    complaints += _place(text, planned.type, draft, drafted.sample)
+    complaints += _place(text, planned.type, draft, drafted.sample, _position(draft, drafted.sample.turns[number]))
     complaints += _conversation(text, drafted, number, draft)
     return text[:1].upper() + text[1:] + ("" if text[-1:] in ".!?" else "."), draft.result_phrase, complaints
 
@@ -169,8 +169,8 @@ def _content(text: str, kind: str, draft: Draft) -> list[str]:
     return found + ([f"does not say {' '.join(missing)!r}"] if missing else [])
 
 
-def _place(text: str, kind: str, draft: Draft, sample: Sample) -> list[str]:
-    """Whether every place and size the text states is the box's, and it says where if words alone do not tell."""
+def _place(text: str, kind: str, draft: Draft, sample: Sample, position: str) -> list[str]:
+    """Whether every place and size the text states is the box's, and it says where if the label alone does not tell."""
     found, rest = [], text
     for anchor in _PLACED_NOUN.findall("; ".join(draft.fields.get(key, "") for key in ("first", "second"))):
         found += [] if anchor.lower() in rest.lower() else [f"does not say {anchor!r}"]
@@ -184,7 +184,6 @@ def _place(text: str, kind: str, draft: Draft, sample: Sample) -> list[str]:
         found += ["states a place that was not asked for"] if states_position(rest) else []
     else:
         found += misplaced(rest, Box.from_list(draft.box), Grid(*grid)) + missized(rest, draft.target_label, share)
-    position = draft.fields.get("position", "")
     alone = sample.source.counts.get(draft.target_label, 0) <= (0 if draft.origin == "donor" else 1)
     if position and (kind == "add" or not alone) and not states_position(rest):
         found.append(f"does not say where: {position}")
@@ -220,6 +219,12 @@ def _premise(drafted: Drafted, given: object) -> tuple[str, list[str]]:
         if not constraint & SIDES and states_position(text):
             wrong.append("states a place that was not asked for")
     return text[:1].upper() + text[1:], [f"the premise {problem}" for problem in wrong]
+
+
+def _position(draft: Draft, turn: Turn) -> str:
+    """The position that the turn's drafted wording gives; a turn that gives none in a template's words need not."""
+    position = draft.fields.get("position", "")
+    return position if position in turn.instruction else ""
 
 
 def _share(draft: Draft, grid: tuple[int, int]) -> float | None:

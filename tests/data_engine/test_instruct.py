@@ -5,78 +5,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from planning import Library, config, donors, planned, samples, source
 
-from editfoundry.core.config import validate
 from editfoundry.core.errors import ConfigError
-from editfoundry.data_engine.config import RunConfig
 from editfoundry.data_engine.conversations import plan_conversation
 from editfoundry.data_engine.recipes.base import Plan, Refused
-from editfoundry.data_engine.records import Donor, Region, Reject, Sample, Source, Zone
-from editfoundry.data_engine.stages.base import Artifacts, Item
+from editfoundry.data_engine.records import Region, Reject
+from editfoundry.data_engine.stages.base import Item
 from editfoundry.data_engine.stages.instruct import Instruct
 from editfoundry.data_engine.taxonomy import CONVERSATION_WORDS, TYPES
-
-THINGS = {
-    "rooster": "brown", "ball": "red", "crate": "green", "mug": "blue", "stone": "gray", "black cat": "black",
-    "goose": "white", "lemon": "yellow",
-}  # fmt: skip
-
-
-class Library(Artifacts):
-    """A catalogue in memory: the far side of the stage."""
-
-    def __init__(self, donors: list[Donor]) -> None:
-        self.donors = donors
-
-    def rows(self, stage: str) -> Iterator[dict[str, Any]]:
-        assert stage == "catalogue"
-        return iter([d.model_dump(mode="json") for d in self.donors])
-
-    def blob(self, stage: str, shard: int, record_id: str, member: str) -> bytes:
-        raise AssertionError("planning reads no pixels")
-
-
-def donors(split: str = "train") -> list[Donor]:
-    return [
-        Donor(
-            sha256=f"{split[0]}{i}".rjust(64, "0"),
-            kind="cutout",
-            label=label,
-            zones=("surface",),
-            height_m=0.2,
-            width=160,
-            height=160,
-            colour=colour,
-            split=split,
-        )
-        for i, (label, colour) in enumerate(THINGS.items())
-    ]
-
-
-def source(index: int = 0, **changes: Any) -> Source:
-    base = Source(
-        id=f"{index:016x}",
-        sha256=f"{index:064x}",
-        uri=f"{index}.jpg",
-        grid=(640, 448),
-        zones=(Zone(kind="surface", box=(10, 220, 630, 440), width_m=1.2, origin="manifest"),),
-    )
-    return base.model_copy(update=changes)
-
-
-def config(**instruct: Any) -> RunConfig:
-    return validate(RunConfig, {"ingest": {"sources": [{"path": "photos"}]}, "instruct": instruct}, "test")
-
-
-def planned(of: Source, donor_list: list[Donor] | None = None, **instruct: Any) -> list[Item | Reject]:
-    stage = Instruct(config(**instruct))
-    stage.setup(Library(donors() if donor_list is None else donor_list))
-    return stage.process([Item(of)])[0]
-
-
-def samples(outcome: list[Item | Reject]) -> list[Sample]:
-    return [part.record for part in outcome if isinstance(part, Item)]
-
 
 EVERYTHING = {
     "donor_rates": dict.fromkeys(set(TYPES) - {"background", "style", "motion"}, 2),
