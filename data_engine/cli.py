@@ -142,6 +142,44 @@ def report_command(run: Run) -> None:
         typer.echo(write_report(run))
 
 
+@app.command("plan")
+def plan_command(
+    config: Annotated[str, typer.Option("-c", "--config", help="Configuration file, or the name of a packaged one.")],
+    images: Annotated[int, typer.Option(min=1, help="Photographs to plan for.")] = 10_000,
+    gpu_memory: Annotated[float, typer.Option(min=1, help="Memory of one GPU in GB.")] = 80.0,
+    measured: Annotated[Path | None, typer.Option(help="A finished run whose shares and seconds are used.")] = None,
+    assumptions: Annotated[str, typer.Option(help="File of seconds, tokens and shares that nothing measured yet.")]
+    = "data/assumptions.yaml",
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE",
+                                                        help="Override a setting; repeatable.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Show stages, models, memory, GPU-hours and API cost of a run; exit 1 when a stage does not fit on the GPU."""
+    from editfoundry.data_engine.config import RunConfig
+    from editfoundry.data_engine.plan import plan, plan_rows
+
+    result = plan(load_config(RunConfig, config, overrides or ()), images, gpu_memory,
+                  RunDir.existing(measured) if measured else None, assumptions)
+    if as_json:
+        typer.echo(result.to_json())
+    else:
+        table = _table(f"{images:,} photographs on {result.machine}",
+                       ("stage", "inputs", "model", "checkpoints", "weights", "licence", "GB", "calls", "GPU-h", "USD"),
+                       text=("stage", "model", "checkpoints", "licence"), wrapped=("checkpoints", "licence"))
+        for row in plan_rows(result):
+            table.add_row(*row)
+        _console().print(table)
+        typer.echo(f"Together: {result.gpu_hours:,.1f} GPU-hours, {result.api_usd:,.2f} USD for APIs, about "
+                   f"{result.samples:,} samples, {result.storage_gb:,.1f} GB")
+        typer.echo("Assumed, not measured here:" if not measured else "Assumed or measured elsewhere:")
+        for note in result.assumptions:
+            typer.echo(f"  {note}")
+    for problem in result.problems:
+        _say(f"problem: {problem}")
+    if not result.fits:
+        raise typer.Exit(1)
+
+
 @app.command("tune-gates")
 def tune_gates_command(
     run: Run,

@@ -2,31 +2,26 @@
 
 Every number is either counted from the configuration and the model store, measured on a finished run, or an assumption
 that is listed by name with its basis. Memory is what a stage's models hold together, since a worker keeps them all
-loaded: weights at the configured precision, less what offloading leaves on the CPU, plus the largest working set.
+loaded: weights at the configured precision (see `footprint`), plus the largest working set.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
 from editfoundry.core.config import Config, load_config
-from editfoundry.core.errors import EditFoundryError, UsageError
+from editfoundry.core.errors import UsageError
 from editfoundry.data_engine.audit import funnel
 from editfoundry.data_engine.config import RunConfig
+from editfoundry.data_engine.footprint import resident_gb, weights_of
 from editfoundry.data_engine.records import Record
 from editfoundry.data_engine.rundir import RunDir
 from editfoundry.data_engine.stages.base import Stage
-from editfoundry.models.manifest import packaged_manifest
 from editfoundry.models.registry import ModelSpec, implementation, stack_of
 
 ASSUMPTIONS = "data/assumptions.yaml"
-BYTES_PER_WEIGHT = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0, "auto": 2.0}
-QUANTISED = {"int8": 1.0, "nf4": 0.55}
-"""Bytes a weight takes after quantisation; 4-bit weights with their scales."""
 ROLE_CALLS: dict[str, dict[str, float]] = {
     "add": {"inpainter": 1},
     "remove": {"inpainter": 1},
@@ -73,15 +68,14 @@ class Assumptions(Config):
 
 
 class PlannedModel(Record):
-    """A model of a stage. parameters and bytes are of its checkpoints together; memory_gb at the configured precision.
+    """A model of a stage. checkpoints: id or folder, licence, number of weights. memory_gb: of its weights alone, at
 
-    checkpoints: id or folder, licence, parameters of each.
+    the configured precision and with its offloading. calls: of the model. basis: of the seconds a call takes.
     """
 
     role: str
     name: str
     checkpoints: tuple[tuple[str, str, int | None], ...]
-    parameters: int | None
     memory_gb: float
     calls: float
     gpu_hours: float
@@ -107,7 +101,7 @@ class DataPlan(Record):
     machine: str
     gpu_memory_gb: float
     stages: tuple[PlannedStage, ...]
-    edits: int
+    samples: int
     gpu_hours: float
     api_usd: float
     storage_gb: float
@@ -118,7 +112,7 @@ class DataPlan(Record):
 
 def plan(config: RunConfig, images: int, gpu_memory_gb: float, measured: RunDir | None = None,
          assumptions: str = ASSUMPTIONS) -> DataPlan:  # fmt: skip
-    """Work out a plan. `measured`: a finished run whose survival replaces the assumed one.
+    """Work out a plan. `measured`: a finished run whose shares and seconds replace the assumed ones.
 
     Raises UsageError when a model of the configuration has no assumed cost.
     """
@@ -127,7 +121,8 @@ def plan(config: RunConfig, images: int, gpu_memory_gb: float, measured: RunDir 
     if images < 1:
         raise UsageError(f"--images {images}: at least one")
     assumed = load_config(Assumptions, assumptions)
-    survives, notes = _survival(assumed, measured)
+    known = Measured.of(measured) if measured else None
+    survives = known.survives if known else assumed.survives
     stages = []
     inputs, edits = float(images), 0.0
     for stage in STAGES:
@@ -140,6 +135,9 @@ def plan(config: RunConfig, images: int, gpu_memory_gb: float, measured: RunDir 
             edits = inputs
         elif stage.needs(config):
             stages.append(_stage(config, assumed, stage, inputs, {"image": inputs, "region": 0.0, "edit": 0.0}))
+    if known:
+        stages = [_timed(stage, known.seconds) for stage in stages]
+    notes = _sources(assumed, measured)
     used = {f"{model.role}/{model.name}" for stage in stages for model in stage.models}
     notes += [f"seconds of {name}: {cost.seconds:g} per {cost.per} on {assumed.machine} ({cost.basis})"
               for name, cost in sorted(assumed.models.items()) if name in used]  # fmt: skip
@@ -150,7 +148,7 @@ def plan(config: RunConfig, images: int, gpu_memory_gb: float, measured: RunDir 
     ]
     problems = tuple(_problems(stages, gpu_memory_gb))
     return DataPlan(
-        images=images, machine=assumed.machine, gpu_memory_gb=gpu_memory_gb, stages=tuple(stages), edits=round(edits),
+        images=images, machine=assumed.machine, gpu_memory_gb=gpu_memory_gb, stages=tuple(stages), samples=round(edits),
         gpu_hours=round(sum(stage.gpu_hours for stage in stages), 2),
         api_usd=round(sum(stage.api_usd for stage in stages), 2),
         storage_gb=round(edits * assumed.edit_bytes / 1e9, 1), fits=not problems, problems=problems,
@@ -198,16 +196,21 @@ def _render_calls(config: RunConfig) -> dict[str, float]:
     return dict(calls)
 
 
-def _stage(config: RunConfig, assumed: Assumptions, stage: type[Stage], inputs: float, units: Mapping[str, float],
-           ) -> PlannedStage:  # fmt: skip
-    models = tuple(_model(role, config.models[role], assumed, units) for role in stage.needs(config))
-    working = [_cost(assumed, role, config.models[role]).working_gb for role in stage.needs(config)]
+def _stage(
+    config: RunConfig, assumed: Assumptions, stage: type[Stage], inputs: float, units: Mapping[str, float]
+) -> PlannedStage:
+    specs = {role: config.models[role] for role in stage.needs(config)}
+    models = tuple(_model(role, spec, assumed, units) for role, spec in specs.items())
+    weights = [one for role, spec in specs.items() for one in weights_of(_options(role, spec))]
+    working = max((_cost(assumed, role, spec).working_gb for role, spec in specs.items()), default=0.0)
     return PlannedStage(
-        stage=stage.name, inputs=round(inputs), models=models,
-        memory_gb=round(sum(model.memory_gb for model in models) + max(working, default=0.0), 1),
+        stage=stage.name,
+        inputs=round(inputs),
+        models=models,
+        memory_gb=round(resident_gb(weights) + working, 1),
         gpu_hours=round(sum(model.gpu_hours for model in models), 3),
         api_usd=round(sum(model.api_usd for model in models), 2),
-    )  # fmt: skip
+    )
 
 
 def _cost(assumed: Assumptions, role: str, spec: ModelSpec) -> ModelCost:
@@ -221,20 +224,23 @@ def _cost(assumed: Assumptions, role: str, spec: ModelSpec) -> ModelCost:
 
 def _model(role: str, spec: ModelSpec, assumed: Assumptions, units: Mapping[str, float]) -> PlannedModel:
     cost, options = _cost(assumed, role, spec), _options(role, spec)
-    checkpoints = tuple(_checkpoints(options))
-    counts = [parameters for _, _, parameters in checkpoints]
+    weights = weights_of(options)
     calls = units.get(role, 0.0) if cost.per == "call" else units[cost.per]
     remote = "base_url" in options
-    tokens = cost.prompt_tokens * options.get("price_input", 0.0) + cost.completion_tokens * options.get(
-        "price_output", 0.0
+    usd = sum(
+        tokens * options.get(price, 0.0) / 1e6
+        for tokens, price in ((cost.prompt_tokens, "price_input"), (cost.completion_tokens, "price_output"))
     )
     return PlannedModel(
-        role=role, name=spec.name, checkpoints=checkpoints,
-        parameters=sum(count or 0 for count in counts) if any(counts) else None,
-        memory_gb=0.0 if remote else round(sum(_memory(options, *found) for found in checkpoints) / 1e9, 2),
-        calls=round(calls, 1), gpu_hours=0.0 if remote else round(calls * cost.seconds / 3600, 3),
-        api_usd=round(calls * tokens / 1e6, 2) if remote else 0.0, basis=cost.basis,
-    )  # fmt: skip
+        role=role,
+        name=spec.name,
+        checkpoints=tuple((one.checkpoint, one.licence, one.parameters) for one in weights),
+        memory_gb=round(resident_gb(weights), 2),
+        calls=round(calls, 1),
+        gpu_hours=0.0 if remote else round(calls * cost.seconds / 3600, 3),
+        api_usd=round(calls * usd, 2) if remote else 0.0,
+        basis=cost.basis,
+    )
 
 
 def _options(role: str, spec: ModelSpec) -> dict[str, Any]:
@@ -243,48 +249,6 @@ def _options(role: str, spec: ModelSpec) -> dict[str, Any]:
         return {}
     options: dict[str, Any] = found.Options.model_validate(spec.options).model_dump()
     return options
-
-
-def _checkpoints(options: Mapping[str, Any]) -> Iterator[tuple[str, str, int | None]]:
-    """(id or folder, licence, number of weights) of every checkpoint that the options name."""
-    known = packaged_manifest().models
-    for value in options.values():
-        if not isinstance(value, str):
-            continue
-        if value in known:
-            yield value, known[value].licence, known[value].parameters
-        elif Path(value).is_dir():
-            yield value, "as its folder says", _counted(Path(value))
-
-
-def _counted(folder: Path) -> int:
-    """Number of weights in a folder's safetensors files, from their headers."""
-    total = 0
-    for path in sorted(folder.rglob("*.safetensors")):
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if size > path.stat().st_size:
-                raise EditFoundryError(f"{path}: not a safetensors file")
-            header = json.loads(file.read(size))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                number = 1
-                for length in tensor["shape"]:
-                    number *= length
-                total += number
-    return total
-
-
-def _memory(options: Mapping[str, Any], checkpoint: str, licence: str, parameters: int | None) -> float:
-    """Bytes that a checkpoint's weights take on the GPU."""
-    del licence
-    entry = packaged_manifest().models.get(checkpoint)
-    width = BYTES_PER_WEIGHT[options.get("dtype", "auto")]
-    width = QUANTISED.get(options.get("quantisation", "none"), width)
-    resident = parameters or 0
-    if options.get("offload", "none") != "none" and entry is not None:
-        resident = entry.largest_part or resident
-    return resident * width
 
 
 def _problems(stages: list[PlannedStage], gpu_memory_gb: float) -> Iterator[str]:
@@ -298,11 +262,50 @@ def _problems(stages: list[PlannedStage], gpu_memory_gb: float) -> Iterator[str]
             )
 
 
-def _survival(assumed: Assumptions, measured: RunDir | None) -> tuple[dict[str, float], list[str]]:
-    """Share of inputs that go on per stage, and what of it is assumed."""
-    if measured is None:
-        notes = [f"share that passes {name}: {share:g} ({assumed.basis})" for name, share in assumed.survives.items()]
-        return dict(assumed.survives), notes
-    rows = funnel(measured).rows
-    shares = {row.stage: row.accepted / row.inputs for row in rows if row.inputs and not row.barrier}
-    return shares, [f"share that passes each stage: measured on {measured.path}"]
+def _sources(assumed: Assumptions, measured: RunDir | None) -> list[str]:
+    if measured is not None:
+        return [
+            f"shares that pass a stage and seconds per input: measured on {measured.path}, with its machine and models"
+        ]
+    return [f"share that passes {name}: {share:g} ({assumed.basis})" for name, share in assumed.survives.items()]
+
+
+def _timed(stage: PlannedStage, seconds: Mapping[str, float]) -> PlannedStage:
+    """The stage with measured worker time, where the run had the stage; the models' own shares of it stay assumed."""
+    if stage.stage not in seconds:
+        return stage
+    return stage.model_copy(update={"gpu_hours": round(stage.inputs * seconds[stage.stage] / 3600, 3)})
+
+
+class Measured(Record):
+    """Of a finished run, by stage: the share of inputs that went on, and worker seconds per input."""
+
+    survives: dict[str, float]
+    seconds: dict[str, float]
+
+    @classmethod
+    def of(cls, run: RunDir) -> "Measured":
+        """Read its commit records."""
+        rows = [row for row in funnel(run).rows if row.inputs and not row.barrier]
+        return cls(
+            survives={row.stage: row.accepted / row.inputs for row in rows},
+            seconds={row.stage: row.elapsed_s / row.inputs for row in rows},
+        )
+
+
+def plan_rows(plan: DataPlan) -> Iterator[tuple[str, ...]]:
+    """The plan as table rows: one per stage, then one per model of it that takes GPU memory, time or money.
+
+    Columns: stage, inputs, model, checkpoints, weights (billions), licence, GB, calls, GPU-hours, USD.
+    """
+    for stage in plan.stages:
+        yield (stage.stage, f"{stage.inputs:,}", "", "", "", "", f"{stage.memory_gb:.1f}", "",
+               f"{stage.gpu_hours:,.1f}", f"{stage.api_usd:,.2f}")  # fmt: skip
+        for model in stage.models:
+            if not (model.memory_gb or model.gpu_hours or model.api_usd):
+                continue
+            weights = sum(parameters or 0 for _, _, parameters in model.checkpoints) / 1e9
+            licences = dict.fromkeys(licence for _, licence, _ in model.checkpoints)
+            yield ("", "", f"{model.role}: {model.name}", ", ".join(name for name, _, _ in model.checkpoints),
+                   f"{weights:.2f} B" if weights else "", ", ".join(licences), f"{model.memory_gb:.1f}",
+                   f"{model.calls:,.0f}", f"{model.gpu_hours:,.1f}", f"{model.api_usd:,.2f}")  # fmt: skip

@@ -25,7 +25,7 @@ def quality(view: EdgeView, limits: Thresholds) -> Values:
     if view.inpainted is not None:
         assert view.mask is not None
         values |= _invented(view.inpainted, view.mask, limits)
-        if view.models["segmenter"].salient:
+        if "segmenter" in view.models:
             values |= _ghost(view.inpainted, view.mask, view.models["segmenter"], limits)
     return values
 

@@ -5,7 +5,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from editfoundry.models.language.canaries import judge_canaries
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
@@ -20,6 +19,8 @@ from editfoundry.data_engine.recipes.base import plain_reference
 from editfoundry.data_engine.records import Edge, Reject, Sample
 from editfoundry.data_engine.scene import Image
 from editfoundry.data_engine.stages.base import Artifacts, Item, Outcome, Stage
+from editfoundry.models.language.canaries import judge_canaries
+from editfoundry.models.registry import implementation
 
 if TYPE_CHECKING:
     from editfoundry.data_engine.config import RunConfig
@@ -78,6 +79,9 @@ class Verify(Stage):
         gates = config.verify.gates
         required = {role for gate in gates for role in ROLES.get(gate, ())}
         offered = {role for gate in gates for role in ALSO.get(gate, ()) if role in config.models}
+        segmenter = config.models.get("segmenter")
+        if segmenter is not None and not implementation("segmenter", segmenter.name).salient:
+            required.discard("segmenter")  # only one that looks for what stands out can see ghosts
         return tuple(sorted(required | offered))
 
     def setup(self, artifacts: Artifacts) -> None:
