@@ -61,6 +61,10 @@ class ToyConfig(Config):
     render: Config = Config()
     emit: EmitConfig = EmitConfig()
 
+    @property
+    def made_by(self) -> str:
+        return self.stack
+
     def shared(self) -> dict[str, object]:
         return {"seed": self.seed, "stack": self.stack, "shard_size": self.shard_size}
 
