@@ -23,7 +23,7 @@ class Add(Recipe):
     type = "add"
 
     def plan(self, plan: Plan) -> Iterator[Draft]:
-        if plan.origin == "photograph":
+        if plan.origin != "donor":
             for region in removable(plan):
                 yield generated_add(plan, region)
             return

@@ -48,15 +48,15 @@ class Background(Recipe):
             around = ~foreground.erode(RIM)
             tools.check_size("painter", around)
             prompt = f"{a(turn.target_label)} in front of {described(turn.result_phrase)}"
-            return _in_front(scene, foreground, await tools.paint(scene.base, around, prompt))
+            return in_front(scene, foreground, await tools.paint(scene.base, around, prompt))
         foreground = tools.region_mask(turn.target)
         height, width = scene.shape
         behind = tools.photograph(turn.operation["background"], Grid(width, height))
         behind = _lit_like(behind, scene.base, ~foreground.dilate(4))
-        return _in_front(scene, foreground, behind)
+        return in_front(scene, foreground, behind)
 
 
-def _in_front(scene: Scene, foreground: Mask, behind: Image) -> Edited:
+def in_front(scene: Scene, foreground: Mask, behind: Image) -> Edited:
     """The scene's base before another picture; its light at the rim is blended, what is well inside is kept."""
     alpha = foreground.erode(RIM).feather(RIM)[..., None]
     mixed = (alpha * scene.base + (1 - alpha) * behind).round().clip(0, 255).astype(np.uint8)

@@ -3,7 +3,7 @@
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -103,11 +103,15 @@ class Plan:
 
 @dataclass(frozen=True)
 class Edited:
-    """A rendered turn: the scene after it, the mask of what it may have changed (local edits), a reference image."""
+    """A rendered turn: the scene after it, the mask of what it may have changed (local edits), a reference image.
+
+    how: what `Edge.render` says of it.
+    """
 
     scene: Scene
     mask: Mask | None = None
     reference: Image | None = None
+    how: dict[str, int | float | str | bool | None] = field(default_factory=dict)
 
 
 class Recipe(ABC):

@@ -28,12 +28,12 @@ def generated_remove(plan: Plan, region: Region) -> Draft:
 
 
 def generated_replace(plan: Plan, region: Region) -> Draft:
-    """Something else painted in the object's place, by an idea drawn for its label. Raises Refused when there is none."""
+    """Something else painted in the object's place, by an idea drawn for its label. Raises Refused without one."""
     return replacing(plan, region, _drawn(plan, "replace", region))
 
 
 def generated_adjust(plan: Plan, region: Region) -> Draft:
-    """The object given another look, by an idea drawn for its label. Raises Refused when there is none."""
+    """The object given another look, by an idea drawn for its label. Raises Refused without one."""
     return adjusting(plan, region, _drawn(plan, "adjust", region))
 
 

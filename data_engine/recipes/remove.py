@@ -41,7 +41,7 @@ class Remove(Recipe):
     type = "remove"
 
     def plan(self, plan: Plan) -> Iterator[Draft]:
-        if plan.origin == "photograph":
+        if plan.origin != "donor":
             for region in removable(plan):
                 yield generated_remove(plan, region)
             return

@@ -2,25 +2,62 @@
 
 from collections.abc import Sequence
 from functools import lru_cache, partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+
+from pydantic import Field, field_validator, model_validator
 
 from editfoundry.core.config import Config
 from editfoundry.core.geometry import Grid, to_grid
 from editfoundry.core.hashing import seed_for, sha256
 from editfoundry.core.images import decode, decode_rgba, encode_jpeg, encode_mask_png
+from editfoundry.data_engine.attempts import Renderer, best_of
 from editfoundry.data_engine.recipes.base import Edited, Refused, recipe
-from editfoundry.data_engine.recipes.tools import Tools, serve
-from editfoundry.data_engine.records import Donor, Edge, Reject, Sample
+from editfoundry.data_engine.recipes.by_editor import by_editor
+from editfoundry.data_engine.recipes.tools import METHODS, Tools, serve
+from editfoundry.data_engine.records import Donor, Edge, Reject, Sample, Turn
 from editfoundry.data_engine.scene import Image, Scene
 from editfoundry.data_engine.stages.base import Artifacts, Item, Outcome, Stage
 from editfoundry.data_engine.taxonomy import TYPES
 from editfoundry.data_engine.together import run_together
 
+if TYPE_CHECKING:
+    from editfoundry.data_engine.config import RunConfig
+
 CACHED_IMAGES = 64
 
 
 class RenderConfig(Config):
-    """Nothing to choose yet: how each edit is made is its recipe's, which models make it is in `models`."""
+    """How edits are made where there is a choice; which models make them is in `models`.
+
+    editors: types whose single edits the instruction editor (`models.editor`) renders instead of their recipes.
+    Conversations keep their recipes, since their turns speak of what was said before, which an editor does not see.
+    best_of: by type, how many attempts a generative model or editor makes, of which the judge (`models.judge`) picks
+    the best; types not named have one, which nobody judges here. A drawn `extract` has one: it is made with its source.
+    """
+
+    editors: tuple[str, ...] = ()
+    best_of: dict[str, Annotated[int, Field(ge=1, le=16)]] = Field(default_factory=dict)
+
+    @field_validator("editors", "best_of")
+    @classmethod
+    def _known_types(cls, value: Any) -> Any:
+        unknown = sorted(set(value) - set(TYPES))
+        if unknown:
+            raise ValueError(f"unknown edit types {unknown}; known: {', '.join(TYPES)}")
+        if len(set(value)) < len(value):
+            raise ValueError("a type is listed twice")
+        return value
+
+    @model_validator(mode="after")
+    def _several_candidates(self) -> Self:
+        able = {name for name, row in TYPES.items() if row.generated} - {"extract"} | set(self.editors)
+        idle = sorted(name for name, count in self.best_of.items() if count > 1 and name not in able)
+        if idle:
+            raise ValueError(
+                f"best_of: {', '.join(idle)} always come out the same; only these types, and those in `editors`, "
+                f"have several candidates: {', '.join(sorted(able))}"
+            )
+        return self
 
 
 class Render(Stage):
@@ -29,9 +66,22 @@ class Render(Stage):
     name = "render"
     row = Sample
     blobs = "ingest"
-    roles: ClassVar[tuple[str, ...]] = ("inpainter", "style")
+    roles: ClassVar[tuple[str, ...]] = tuple(METHODS)
     artifacts: ClassVar[tuple[str, ...]] = ("catalogue",)
     batch_size = 8
+
+    @classmethod
+    def needs(cls, config: "RunConfig") -> tuple[str, ...]:
+        instruct, render = config.instruct, config.render
+        generated = {name for name, rate in instruct.generated_rates.items() if rate > 0}
+        if instruct.generated_conversations and any(instruct.conversation_rates.values()):
+            generated |= {"adjust", "replace"}
+        asked = {"inpainter", "style"} | {role for name in generated for role in TYPES[name].generated}
+        if render.editors:
+            asked.add("editor")
+        if any(count > 1 for count in render.best_of.values()):
+            asked.add("judge")
+        return tuple(role for role in cls.roles if role in asked)
 
     def setup(self, artifacts: Artifacts) -> None:
         super().setup(artifacts)
@@ -57,10 +107,17 @@ class Render(Stage):
             scene = await recipe(turn.type).start(scene, turn, start)
         nodes, edits = [scene], []
         for turn in sample.turns:
-            tools = StageTools(self, item, turn.index)
-            edits.append(await recipe(turn.type).render(nodes[turn.parent], turn, tools))
+            edits.append(await self._edit(nodes[turn.parent], turn, item))
             nodes.append(edits[-1].scene)
         return self._store(sample, nodes, edits)
+
+    async def _edit(self, scene: Scene, turn: Turn, item: Item) -> Edited:
+        by_its_editor = turn.type in self.config.editors and item.record.kind == "single"
+        render: Renderer = by_editor if by_its_editor else recipe(turn.type).render
+        generated = turn.origin == "generated" and turn.type != "extract"
+        wanted = self.config.best_of.get(turn.type, 1) if by_its_editor or generated else 1
+        attempts: list[Tools] = [StageTools(self, item, turn.index, attempt) for attempt in range(wanted)]
+        return await (best_of(render, scene, turn, attempts) if wanted > 1 else render(scene, turn, attempts[0]))
 
     def _outcome(self, sample: Sample, result: Item | Exception) -> Item | Reject:
         if isinstance(result, Refused):
@@ -88,6 +145,7 @@ class Render(Stage):
                 result_node=after,
                 source_sha256=hashes[before],
                 result_sha256=hashes[after],
+                render=edit.how,
             )
             if edit.mask is not None:
                 _check_outside(sample, nodes[turn.parent], edit)
@@ -101,7 +159,11 @@ class Render(Stage):
                 blobs[name] = encode_jpeg(edit.reference, quality=self.run.jpeg_quality)
                 edge = edge.model_copy(update={"reference": name})
             edges.append(edge)
-        return Item(sample.model_copy(update={"edges": tuple(edges)}), blobs)
+        turns = tuple(
+            turn.model_copy(update={"origin": "generated"}) if edge.render.get("renderer") == "editor" else turn
+            for turn, edge in zip(sample.turns, edges, strict=True)
+        )
+        return Item(sample.model_copy(update={"turns": turns, "edges": tuple(edges)}), blobs)
 
 
 def _check_outside(sample: Sample, before: Scene, edit: Edited) -> None:

@@ -100,12 +100,24 @@ def source(**changes: object) -> Source:
     ).model_copy(update=changes)
 
 
+class Fake:
+    """What every model offers the engine."""
+
+    name = "fake"
+
+    def digest(self) -> str:
+        return type(self).__name__
+
+    def load(self) -> None:
+        """Nothing to load."""
+
+
 @dataclass
-class FlatPainter:
+class FlatPainter(Fake):
     """An inpainter that fills every mask with one colour, drawn from the seed and the prompt; records its calls."""
 
-    growth: int = 4
-    max_fraction: float = 0.22
+    growth: int = 8
+    max_fraction: float = 1.0
     calls: list[list[Fill]] = field(default_factory=list)
 
     def cover(self, mask: Mask) -> Mask:
@@ -121,8 +133,12 @@ class FlatPainter:
         return filled
 
 
+@dataclass
 class MeanFiller(FlatPainter):
     """Fills with the mean of the surroundings, as an inpainter that removes does."""
+
+    growth: int = 9
+    max_fraction: float = 0.22
 
     def _fill(self, fill: Fill) -> np.ndarray:
         filled = fill.image.copy()
@@ -131,7 +147,7 @@ class MeanFiller(FlatPainter):
 
 
 @dataclass
-class DiscDrawer:
+class DiscDrawer(Fake):
     """A reference generator: a disc of one colour, which the seed decides, on a light grey ground."""
 
     ground: tuple[int, int, int] = (236, 236, 236)
@@ -152,7 +168,7 @@ class DiscDrawer:
 
 
 @dataclass
-class Inverter:
+class Inverter(Fake):
     """Repaints by inversion, as style transfer and as an editor."""
 
     calls: list[list[Any]] = field(default_factory=list)
@@ -167,10 +183,10 @@ class Inverter:
 
 
 @dataclass
-class ScriptedJudge:
+class ScriptedJudge(Fake):
     """Gives the listed verdicts in turn: a number is the score for following and naturalness, None no answer."""
 
-    verdicts: list[float | None]
+    verdicts: list[float | None] = field(default_factory=lambda: [3.0] * 1000)
     calls: list[list[Pair]] = field(default_factory=list)
 
     def judge(self, pairs: Sequence[Pair]) -> list[Judgement | Unanswered]:
@@ -190,10 +206,10 @@ def flat(words: str, seed: int) -> np.ndarray:
 def fakes(**changes: Any) -> dict[str, Any]:
     """One model a role; `changes` replace or add some."""
     models = {
-        "inpainter": MeanFiller(9),
-        "painter": FlatPainter(8, 1.0),
-        "adjuster": FlatPainter(2, 1.0),
-        "inserter": FlatPainter(12, 1.0),
+        "inpainter": MeanFiller(),
+        "painter": FlatPainter(),
+        "adjuster": FlatPainter(2),
+        "inserter": FlatPainter(12),
         "reference": DiscDrawer(),
         "style": Inverter(),
         "editor": Inverter(),
