@@ -53,7 +53,6 @@ _INTENTS = {
     r"clean|no longer|leave out|drop|strip|away",
     "extract": r"white|extract|isolate|cut|separate",
     "visual": r"reference",
-    "background": r"background|backdrop|behind|scene|setting|surroundings?|scenery|around",
 }
 _GOES_BACK = re.compile(
     r"\b(?:undo|undone|undoing|revert\w*|go(?:ing)? back|step back|one step|back to|bring\b.*\bback|put\b.*\bback"

@@ -154,7 +154,7 @@ def _turn(
     complaints += _content(text, planned.type, draft)
     complaints += _place(text, planned.type, draft, drafted.sample, _position(draft, drafted.sample.turns[number]))
     complaints += _conversation(text, drafted, number, draft)
-    return text[:1].upper() + text[1:] + ("" if text[-1:] in ".!?" else "."), draft.result_phrase, complaints
+    return _sentence(text), draft.result_phrase, complaints
 
 
 def _content(text: str, kind: str, draft: Draft) -> list[str]:
@@ -218,7 +218,11 @@ def _premise(drafted: Drafted, given: object) -> tuple[str, list[str]]:
         wrong += ["says another constraint"] if others & set(re.findall(r"[a-z]+", text.lower())) else []
         if not constraint & SIDES and states_position(text):
             wrong.append("states a place that was not asked for")
-    return text[:1].upper() + text[1:], [f"the premise {problem}" for problem in wrong]
+    return _sentence(text), [f"the premise {problem}" for problem in wrong]
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text[-1:] in (".", "!", "?") else ".")
 
 
 def _position(draft: Draft, turn: Turn) -> str:

@@ -194,7 +194,6 @@ def test_an_instruction_must_ask_for_its_result_and_a_visual_one_must_not_tell_i
         ("Swap the cup for the object in the reference.", "visual", True),
         ("Swap the cup for something else.", "visual", False),
         ("Cut the cup out on white.", "extract", True),
-        ("Put the cup before a new backdrop.", "background", True),
         ("Anything goes.", "adjust", True),
     ],
 )
