@@ -72,8 +72,8 @@ class GroundingDinoDetector(TorchModel):
         """Objects of a uint8 RGB image [H, W, 3], best first, boxes in pixels clipped to the image.
 
         Labels come back spelt as they were given; of two that differ only in case the first. A label without a letter
-        or digit, or longer than the text encoder takes, is never found. A vocabulary that does not fit one text is
-        asked for in several. Raises ValueError without a vocabulary: there is no list of everything.
+        or digit that the tokenizer knows, or longer than the text encoder takes, is never found. A vocabulary that does
+        not fit one text is asked for in several. Raises ValueError without one: there is no list of everything.
         """
         if vocabulary is None:
             raise ValueError(f"{self.name} finds what it is asked for: name a vocabulary")
@@ -115,8 +115,9 @@ class GroundingDinoDetector(TorchModel):
         texts: list[list[str]] = []
         left = 0
         for plain in spelt:
-            needed = len(self._processor.tokenizer.tokenize(plain)) + 1  # and the full stop after it
-            if not 1 < needed <= room:
+            pieces = self._processor.tokenizer.tokenize(plain)
+            needed = len(pieces) + 1  # and the full stop after it
+            if needed > room or set(pieces) <= {self._processor.tokenizer.unk_token}:
                 continue
             if needed > left:
                 texts.append([])
