@@ -32,7 +32,9 @@ class Weights:
 
 def weights_of(options: Mapping[str, Any]) -> list[Weights]:
     """Every checkpoint that a model's options name, as an id of the model store or a folder."""
-    return [weights for value in options.values() if isinstance(value, str) for weights in _weights(value, options)]
+    idle = {"depth"} if options.get("condition") == "canny" else set()
+    named = [value for name, value in options.items() if isinstance(value, str) and name not in idle]
+    return [weights for value in named for weights in _weights(value, options)]
 
 
 def resident_gb(weights: Iterable[Weights]) -> float:

@@ -22,6 +22,8 @@ from editfoundry.data_engine.stages.base import Stage
 from editfoundry.models.registry import ModelSpec, implementation, stack_of
 
 ASSUMPTIONS = "data/assumptions.yaml"
+REMEDIES = {"offload": "model", "quantisation": "nf4"}
+"""Options that make a model take less memory."""
 ROLE_CALLS: dict[str, dict[str, float]] = {
     "add": {"inpainter": 1},
     "remove": {"inpainter": 1},
@@ -255,10 +257,13 @@ def _problems(stages: list[PlannedStage], gpu_memory_gb: float) -> Iterator[str]
     for stage in stages:
         if stage.memory_gb > gpu_memory_gb:
             largest = max(stage.models, key=lambda model: model.memory_gb)
+            offered = implementation(largest.role, largest.name).Options.model_fields
+            settings = [f"{name}={value}" for name, value in REMEDIES.items() if name in offered]
+            set_them = f"set models.{largest.role}.{' or .'.join(settings)}" if settings else "serve it by URL (openai)"
             yield (
-                f"{stage.stage} needs {stage.memory_gb:.1f} GB of GPU memory, there are {gpu_memory_gb:g}: set "
-                f"models.{largest.role}.offload=model or .quantisation=nf4 (it takes {largest.memory_gb:.1f} GB), "
-                "render fewer kinds of edits in one run, or name a larger GPU"
+                f"{stage.stage} needs {stage.memory_gb:.1f} GB of GPU memory, there are {gpu_memory_gb:g}; its largest "
+                f"model, {largest.role}: {largest.name}, takes {largest.memory_gb:.1f} GB: {set_them}, plan fewer "
+                "kinds of edits per run, or name a larger GPU"
             )
 
 
