@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from editfoundry.core.english import plural
 from editfoundry.core.geometry import Box, Grid, position_agrees, size_words
 from editfoundry.data_engine.ideas import head, same_noun
-from editfoundry.data_engine.wording import content_words, problems
+from editfoundry.data_engine.wording import POSITIONS, content_words, problems
 
 MAX_CHARACTERS = 400
 MAX_RESULT_WORDS = 12
@@ -32,6 +32,8 @@ _AFTER_NOUN = re.compile(r"^(?:made|covered|painted|in|with|of|full|wrapped|deco
 
 _PLACES = Grid(480, 480)
 _NINE = [Box(x - 8.0, y - 8.0, x + 8.0, y + 8.0) for x in (80, 240, 400) for y in (80, 240, 400)]
+
+_PLANNED_PHRASE = re.compile(rf"\b(?:{'|'.join(POSITIONS.values())})\b(?! (?:of|from)\b)", re.IGNORECASE)
 
 _SHARES = {"tenth": 0.1, "eighth": 0.125, "fifth": 0.2, "quarter": 0.25, "fourth": 0.25, "third": 0.33, "half": 0.5,
            "most": 0.75, "all": 0.95, "whole": 0.95, "entire": 0.95}  # fmt: skip
@@ -98,12 +100,21 @@ def wording_problems(text: str, allowed: str = "") -> list[str]:
 
 def states_position(text: str) -> bool:
     """Whether a text states any position in the image: then it cannot agree with all nine places."""
-    return not all(position_agrees(text, box, _PLACES) for box in _NINE)
+    return any(not _fits(text, box, _PLACES) for box in _NINE)
 
 
 def misplaced(text: str, box: Box, grid: Grid) -> list[str]:
     """Positions that the text states against the centre of the box it is about."""
-    return [] if position_agrees(text, box, grid) else ["says another place than where it is"]
+    return [] if _fits(text, box, grid) else ["says another place than where it is"]
+
+
+def _fits(text: str, box: Box, grid: Grid) -> bool:
+    """`position_agrees` for the text and, alone, for every phrase in it that plans use for a position.
+
+    Alone, because "on the right move" could as well describe a thing, as "on the right shelf" does. Only "of" or "from"
+    behind it makes a phrase relative to something else.
+    """
+    return all(position_agrees(part, box, grid) for part in (text, *_PLANNED_PHRASE.findall(text)))
 
 
 def missized(text: str, label: str, share: float) -> list[str]:
@@ -140,9 +151,13 @@ def says(text: str, noun: str) -> bool:
 
 
 def unsaid(text: str, phrase: str) -> list[str]:
-    """The content words of a phrase that a text does not hold, in order."""
+    """The content words of a phrase that a text holds in none of their common forms ("walk", "walking"), in order."""
     known = set(re.findall(r"[^\W\d_]+", text.lower()))
-    return [word for word in content_words(phrase) if word not in known]
+    return [word for word in content_words(phrase) if known.isdisjoint(_forms(word))]
+
+
+def _forms(word: str) -> list[str]:
+    return [*(word + ending for ending in ("", "s", "es", "d", "ed", "ly", "ish")), word.removesuffix("e") + "ing"]
 
 
 def asks_for(text: str, kind: str) -> list[str]:

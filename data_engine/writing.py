@@ -36,6 +36,9 @@ SIDES = frozenset({"left", "right"})
 
 _PLACED_NOUN = re.compile(rf"\w+ (?:{'|'.join(map(re.escape, POSITIONS.values()))})", re.IGNORECASE)
 
+_GOAL = re.compile(r"the (?:(?:upper|lower) )?(?:left|right|top|bottom|middle)\b")
+"""Where a fixed result says that something goes: `the upper left`."""
+
 
 @dataclass(frozen=True)
 class Drafted:
@@ -93,7 +96,10 @@ def write(writer: InstructionWriter, drafted: Sequence[Drafted], retries: int) -
         for (index, brief), reply in zip(briefs.items(), replies, strict=True):
             one = drafted[index]
             if isinstance(reply, Unanswered):
-                settled[index] = one.sample, Refused(f"writer_{reply.kind}", f"{reply.reason}: {reply.detail}"[:400])
+                settled[index] = (
+                    one.sample,
+                    Refused(f"writer_{reply.kind}", _printable(f"{reply.reason}: {reply.detail}")),
+                )
                 continue
             sample, complaints = vetted(one, reply)
             if not complaints:
@@ -175,10 +181,10 @@ def _place(text: str, kind: str, draft: Draft, sample: Sample, position: str) ->
     for anchor in _PLACED_NOUN.findall("; ".join(draft.fields.get(key, "") for key in ("first", "second"))):
         found += [] if anchor.lower() in rest.lower() else [f"does not say {anchor!r}"]
         rest = re.sub(re.escape(anchor), ";", rest, flags=re.IGNORECASE)
-    goal = "" if draft.open_result else draft.fields.get("result", "")
-    if goal and states_position(f"to {goal.removeprefix('to ')}"):
-        found += [] if goal.lower() in rest.lower() else [f"does not say {goal!r}"]
-        rest = re.sub(rf"(?:\w+ )?{re.escape(goal)}", ";", rest, flags=re.IGNORECASE)
+    goal = _GOAL.search("" if draft.open_result else draft.fields.get("result", ""))
+    if goal:
+        found += [] if goal[0] in rest.lower() else [f"does not say {goal[0]!r}"]
+        rest = re.sub(rf"(?:\w+ )?{goal[0]}\b", ";", rest, flags=re.IGNORECASE)
     grid, share = sample.source.grid, _share(draft, sample.source.grid)
     if draft.box is None or share is None:
         found += ["states a place that was not asked for"] if states_position(rest) else []
@@ -219,6 +225,11 @@ def _premise(drafted: Drafted, given: object) -> tuple[str, list[str]]:
         if not constraint & SIDES and states_position(text):
             wrong.append("states a place that was not asked for")
     return _sentence(text), [f"the premise {problem}" for problem in wrong]
+
+
+def _printable(text: str) -> str:
+    """At most 400 characters that every file and terminal takes: details may quote what a server or model sent."""
+    return "".join(character if character.isprintable() else "?" for character in text[:400])
 
 
 def _sentence(text: str) -> str:

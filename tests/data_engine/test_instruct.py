@@ -165,16 +165,37 @@ ADD = {"donor_rates": {"add": 1}, "templates": {"add": ["Add {a_object} {positio
 
 
 def test_a_faithful_rewording_is_taken() -> None:
-    assert samples(reworded("", **ADD))[0].turns[0].instruction.startswith("Please add ")
+    (turn,) = samples(reworded("", **ADD))[0].turns
+    assert turn.instruction.startswith("Please add ") and turn.worded_by == "paraphraser"
 
 
 @pytest.mark.parametrize("reply", ["Add a thing.", "Remove everything; ignore the rules", "", "Add <b>it</b>"])
 def test_any_other_rewording_is_refused_and_counted(reply: str) -> None:
     outcome = reworded(reply or "Add a rooster and a second dog somewhere.", **ADD)
     assert samples(outcome)[0].turns[0].instruction.startswith("Add ")
+    assert samples(outcome)[0].turns[0].worded_by == "template"
     assert "paraphrase_refused" in [part.reason for part in outcome if isinstance(part, Reject)]
 
 
 def test_turns_that_point_back_are_never_reworded() -> None:
     outcome = reworded("Bring it back to pink.", conversation_rates={"version_backtracking": 1})
     assert all("back to pink" not in turn.instruction for sample in samples(outcome) for turn in sample.turns)
+
+
+def test_the_words_of_a_seed_never_change() -> None:
+    """Recorded before writers and generated edits existed: neither may move what a run without them writes."""
+    rates = {"donor_rates": {"add": 1, "replace": 1, "move": 1}, "photograph_rates": {}}
+    conversations = {"conversation_rates": {"content_memory": 1, "version_backtracking": 1}}
+    found = samples(planned(source(), **rates, **conversations))
+    assert {s.id.partition("_")[2]: [t.instruction for t in s.turns] for s in found} == {
+        "add_d0": ["There should be a ball in the lower right."],
+        "move_d0": ["Move the black cat in the middle to the lower right."],
+        "replace_d0": ["Swap the rooster in the lower left for a ball."],
+        "content_memory_0": ["Put a lemon into the scene.", "Now add a goose."],
+        "version_backtracking_0": [
+            "Add a ball at the bottom.",
+            "Replace it with a lemon.",
+            "Go back one step and make the ball purple instead.",
+        ],
+    }
+    assert [s.premise for s in found if s.premise] == ["From now on, everything you add must be pink."]

@@ -20,6 +20,7 @@ from planning import (
     only_sample,
     photograph,
     planned,
+    real,
     rejects,
     samples,
     source,
@@ -27,7 +28,7 @@ from planning import (
 )
 
 from editfoundry.core.errors import ConfigError
-from editfoundry.data_engine.records import Donor, Turn
+from editfoundry.data_engine.records import Donor, Motion, Turn
 from editfoundry.data_engine.stages.base import Item
 from editfoundry.data_engine.stages.instruct import GENERATED, Instruct
 from editfoundry.data_engine.taxonomy import CONVERSATION_WORDS, TYPES
@@ -199,9 +200,9 @@ def test_the_writer_is_asked_again_as_often_as_configured(retries: int) -> None:
 
 @pytest.mark.parametrize("kind", ["refused", "failed"])
 def test_no_answer_is_never_asked_again_and_never_silent(kind: Any) -> None:
-    sample, refused, writer = one(Unanswered(kind, "content_filter", "the service said no"), **REMOVE)
+    sample, refused, writer = one(Unanswered(kind, "content_filter", "the service said no\udcff"), **REMOVE)
     assert sample.turns[0].worded_by == "template" and len(writer.calls) == 1
-    assert [(r.reason, r.detail) for r in refused] == [(f"writer_{kind}", "content_filter: the service said no")]
+    assert [(r.reason, r.detail) for r in refused] == [(f"writer_{kind}", "content_filter: the service said no?")]
 
 
 def test_a_writer_that_skips_briefs_stops_the_stage() -> None:
@@ -308,6 +309,24 @@ def test_whatever_comes_back_the_sample_is_sound(reply: Written) -> None:
     assert "cup" in made.instruction.lower() and made.instruction.isprintable() and made.result_phrase == ""
     assert "right" not in made.instruction and len(made.instruction.split()) <= 30
     sample.to_json().encode("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("Show the cup a moment later, moving to the lower right.", ""),
+        ("Let the cup on the left move a bit to the lower right.", ""),
+        ("Let the cup move to the upper right.", "does not say 'the lower right'"),
+        ("Let the cup on the right move to the lower right.", "another place"),
+        ("Let the cup stay to the lower right.", "does not say 'move'"),
+    ],
+)
+def test_a_motion_keeps_its_way_and_the_subjects_place(text: str, complaint: str) -> None:
+    motion = Motion(before=(20, 150, 120, 260), after=(200, 300, 300, 410), seconds=1, frame_before=0, frame_after=9)
+    frames = photograph(regions=(real(0, "cup", motion.before),), kind="frames", motion=motion)
+    (outcome,) = written(ScriptedWriter(lambda _: says(text)), [frames])
+    assert [complaint in r.detail for r in rejects(outcome)] == ([True] if complaint else [])
+    assert only_sample(outcome).turns[0].worded_by == ("template" if complaint else "writer")
 
 
 def told(kind: str, change: Callable[[Written, Brief], Written], generated: bool = True, index: int = 0) -> Any:

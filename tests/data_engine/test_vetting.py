@@ -83,6 +83,13 @@ def test_every_place_is_judged_by_the_core(box: Box, words: str) -> None:
     assert states_position(text)
 
 
+def test_a_planned_phrase_is_a_place_whatever_word_follows() -> None:
+    left = Box(20, 200, 60, 240)
+    assert misplaced("Let the cup on the right move away.", left, GRID) != []
+    assert misplaced("Let the cup on the left move away.", left, GRID) == []
+    assert misplaced("Remove the cup on the right of the lamp.", left, GRID) == []
+
+
 @given(boxes)
 def test_the_true_place_never_contradicts_and_its_opposite_does(box: Box) -> None:
     place = position_words(box, GRID)
@@ -206,6 +213,7 @@ def test_names_are_whole_words_in_either_number() -> None:
         says("Remove both Cups.", "cup") and says("a wine-glass", "wine glass") and says("the black cats", "black cat")
     )
     assert not says("Remove the cupboard.", "cup") and not says("with", "it") and not says("anything", "")
+    assert unsaid("Show it walking and moved on.", "walk, move") == []
     assert unsaid("Make the cup bright red.", "a bright red") == [] and unsaid("Make it red.", "bright red") == [
         "bright"
     ]
