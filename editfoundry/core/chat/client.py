@@ -6,8 +6,9 @@ replies = client.ask([ChatRequest(system="You describe photographs.", parts=["De
 """
 
 import asyncio
+import ssl
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 
 from pydantic import SecretStr
 
@@ -31,7 +32,14 @@ from editfoundry.core.log import run_log
 
 try:
     import httpx
-    from tenacity import AsyncRetrying, RetryCallState, retry_if_result, stop_after_attempt, wait_exponential_jitter
+    from tenacity import (
+        AsyncRetrying,
+        RetryCallState,
+        retry_if_result,
+        stop_after_attempt,
+        wait_exponential,
+        wait_random,
+    )
 except ImportError as error:
     raise EditFoundryError(f"the API client needs {error.name}: pip install 'editfoundry[full]'") from error
 
@@ -72,7 +80,8 @@ class ChatClient:
         key = self.endpoint.api_key()
         timeout = httpx.Timeout(self.endpoint.timeout_s)
         limits = httpx.Limits(max_connections=self.endpoint.concurrency)
-        async with httpx.AsyncClient(timeout=timeout, limits=limits, headers=self.endpoint.headers(key)) as http:
+        headers = self.endpoint.headers(key)
+        async with httpx.AsyncClient(timeout=timeout, limits=limits, headers=headers, verify=_tls()) as http:
             return await _Asking(self.endpoint, self.ledger, http, key).all(requests)
 
 
@@ -146,7 +155,7 @@ class _Asking:
     def _wait(self, state: RetryCallState) -> float:
         """Exponential with jitter, and not before the server wants it, within `retry_max_s`."""
         smallest, largest = self.endpoint.retry_min_s, self.endpoint.retry_max_s
-        own = wait_exponential_jitter(initial=smallest, max=largest, jitter=smallest)(state)
+        own = (wait_exponential(multiplier=smallest, max=largest) + wait_random(0, smallest))(state)
         return min(max(own, _last_outcome(state).retry_after or 0.0), largest)
 
     async def _attempt(self, name: str, request: ChatRequest, unusable: int) -> Outcome:
@@ -248,6 +257,12 @@ class _Asking:
             prompt_tokens=usage.prompt_tokens if usage else 0,
             completion_tokens=usage.completion_tokens if usage else 0,
         )
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    """Made once: reading the certificates takes longer than a request to a local server."""
+    return httpx.create_ssl_context()
 
 
 def _no_reply(reason: str, detail: str, sent: bool = True) -> Outcome:
