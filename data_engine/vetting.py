@@ -36,7 +36,7 @@ _NINE = [Box(x - 8.0, y - 8.0, x + 8.0, y + 8.0) for x in (80, 240, 400) for y i
 _PLANNED_PHRASE = re.compile(rf"\b(?:{'|'.join(POSITIONS.values())})\b(?! (?:of|from)\b)", re.IGNORECASE)
 
 _SHARES = {"tenth": 0.1, "eighth": 0.125, "fifth": 0.2, "quarter": 0.25, "fourth": 0.25, "third": 0.33, "half": 0.5,
-           "most": 0.75, "all": 0.95, "whole": 0.95, "entire": 0.95}  # fmt: skip
+           "most": 0.75, "nearly all": 0.95, "almost all": 0.95}  # fmt: skip
 _SHARE = re.compile(
     rf"\b(?P<share>{'|'.join(_SHARES)}|(?P<part>tiny|small) part)(?: of)? (?:the |this )?(?:whole |entire )?"
     r"(?:image|picture|photo|photograph|frame|scene)\b",

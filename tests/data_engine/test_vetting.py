@@ -125,6 +125,8 @@ def test_the_plans_own_size_words_never_contradict(share: float) -> None:
         ("Remove the tiny blue cup.", 0.1, True),
         ("Replace the cup with a huge pot.", 0.03, True),
         ("Move the cup half a metre.", 0.03, True),
+        ("Remove the cup that fills nearly all of the image.", 0.03, False),
+        ("Put the cup before a new backdrop in the whole image.", 0.03, True),
     ],
 )
 def test_stated_sizes_must_fit_the_box(text: str, share: float, fits: bool) -> None:
