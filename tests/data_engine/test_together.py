@@ -133,7 +133,7 @@ def test_what_the_server_raises_ends_everything_and_closes_the_coroutines() -> N
 
 def test_a_server_must_answer_every_request() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        run_together([worker("a", ["painter"]), worker("b", ["painter"])], lambda role, requests: requests[:1])
+        run_together([worker("a", ["painter"]), worker("b", ["painter"])], lambda _, requests: requests[:1])
 
 
 def test_interrupts_are_not_taken_for_results() -> None:
