@@ -35,6 +35,7 @@ def judge_canaries(
     other_instruction: str,
     sha256: str,
     margin: float = 1.0,
+    reference: Image | None = None,
 ) -> CanaryReport:
     """Judge a true edit beside four canaries made of it, in one call.
 
@@ -50,7 +51,7 @@ def judge_canaries(
         "blank": (source, blank, instruction),
         "wrong_instruction": (source, result, other_instruction),
     }
-    replies = judge.judge([Pair(before, after, said, type, sha256) for before, after, said in shown.values()])
+    replies = judge.judge([Pair(*each, type, sha256, reference) for each in shown.values()])
     answered = {name: reply for name, reply in zip(shown, replies, strict=True) if isinstance(reply, Judgement)}
     following = {name: judgement.following for name, judgement in answered.items()}
     overall = {name: round(judgement.overall, 4) for name, judgement in answered.items()}

@@ -19,10 +19,11 @@ from pydantic import Field
 
 from editfoundry.core.chat.messages import Answered, ChatRequest, Failed, Reply
 from editfoundry.core.chat.structured import BadReply, strict_schema, validate_reply
-from editfoundry.core.errors import ModelMissing
 from editfoundry.core.hashing import canonical_json, sha256
 from editfoundry.models.checkpoint import TorchOptions, checkpoint_digest, checkpoint_path
 from editfoundry.models.language.prompts import Prompt
+from editfoundry.models.perception.base import CheckpointError, pretrained
+from editfoundry.models.perception.base import processor as checked_processor
 
 VERSION = 1
 """Raised when the same checkpoint is asked differently."""
@@ -60,7 +61,7 @@ _LOADING = Lock()
 def resident(checkpoint: str, device: str, dtype: Any) -> Resident:
     """The model, loaded unless somebody in this process holds it already. It goes when nobody does.
 
-    Raises ModelMissing if the checkpoint is not there.
+    Raises ModelMissing if the checkpoint is not there, CheckpointError if it is of no such model.
     """
     path = checkpoint_path(checkpoint)
     key = (str(path.resolve()), device, str(dtype))
@@ -74,19 +75,14 @@ def resident(checkpoint: str, device: str, dtype: Any) -> Resident:
 def _load(path: Path, device: str, dtype: Any) -> Resident:
     import torch
     from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
     if device == "cpu":
-        torch.set_num_threads(1)
-    where: dict[str, Any] = {"local_files_only": True, "use_safetensors": True, "dtype": dtype, "device_map": device}
-    try:
-        processor = AutoProcessor.from_pretrained(path, local_files_only=True)
-        model = AutoModelForImageTextToText.from_pretrained(path, **where).eval().requires_grad_(False)
-    except (OSError, ValueError, KeyError) as error:
-        said = " ".join(str(error).split())[:300]
-        raise ModelMissing(f"{path}: no image-text-to-text model that transformers can load: {said}") from error
+        torch.set_num_threads(1)  # the number of threads changes the last bits
+    processor = checked_processor(AutoProcessor, path)
+    if not hasattr(processor, "image_processor") or not getattr(processor, "chat_template", None):
+        raise CheckpointError(f"{path}: no chat model that sees: it lacks an image processor or a chat template")
     processor.tokenizer.padding_side = "left"
+    model = pretrained(AutoModelForImageTextToText, path, device, dtype)
     stops = model.generation_config.eos_token_id
     end = tuple(stops) if isinstance(stops, list) else (processor.tokenizer.eos_token_id if stops is None else stops,)
     pad = processor.tokenizer.pad_token_id
@@ -98,8 +94,8 @@ def _load(path: Path, device: str, dtype: Any) -> Resident:
 class LocalChat:
     """`Chat` on a local model. Greedy, or sampled at a request's temperature from a generator of its own seed.
 
-    Requests are served in batches of equal pictures and length limit, padded on the left. What a request is answered
-    does not depend on its neighbours but for the rounding of batched arithmetic.
+    Requests with as many pictures and the same form and limit are served in batches of about equal length, padded on
+    the left. A reply does not depend on its neighbours but for the rounding of batched arithmetic.
     """
 
     def __init__(self, options: ChatModelOptions) -> None:
@@ -126,15 +122,21 @@ class LocalChat:
             if flaw := _unaskable(request):
                 replies[index] = Failed("bad_request", flaw)
             else:
-                shapes = tuple(part.shape for part in request.parts if not isinstance(part, str))
-                buckets.setdefault((shapes, request.schema, request.max_tokens), []).append(index)
+                pictures = sum(not isinstance(part, str) for part in request.parts)
+                buckets.setdefault((pictures, request.schema, request.max_tokens), []).append(index)
         for members in buckets.values():
-            members.sort(key=lambda index: _length(requests[index]))
+            members.sort(key=lambda index: self._length(requests[index]))
             for start in range(0, len(members), self.options.batch):
                 batch = members[start : start + self.options.batch]
                 answers = self._generate([requests[index] for index in batch])
                 replies.update(zip(batch, answers, strict=True))
         return [replies[index] for index in range(len(requests))]
+
+    def _length(self, request: ChatRequest) -> float:
+        """About how many tokens a request has."""
+        texts = sum(len(part) for part in request.parts if isinstance(part, str))
+        areas = [int(part.shape[0]) * int(part.shape[1]) for part in request.parts if not isinstance(part, str)]
+        return texts / 4 + sum(min(area, self.options.max_pixels) for area in areas) / PIXELS_PER_TOKEN
 
     def encode(self, requests: Sequence[ChatRequest]) -> Any:
         """Model inputs of a batch, padded on the left: what the processor makes of the conversations."""
@@ -243,7 +245,3 @@ def _unaskable(request: ChatRequest) -> str:
         if max(part.shape[:2]) > LONGEST_SIDE_RATIO * min(part.shape[:2]):
             return f"a picture of {part.shape[1]}x{part.shape[0]} pixels is too narrow"
     return ""
-
-
-def _length(request: ChatRequest) -> int:
-    return sum(len(part) for part in request.parts if isinstance(part, str))

@@ -102,8 +102,8 @@ def reading(folder: Path, what: str) -> Iterator[None]:
         ) from error
 
 
-def pretrained(architecture: Any, folder: Path, device: str) -> Any:
-    """`architecture.from_pretrained(folder)` in float32, for inference, from safetensors of this machine only.
+def pretrained(architecture: Any, folder: Path, device: str, dtype: Any = None) -> Any:
+    """`architecture.from_pretrained(folder)` for inference, from safetensors of this machine only. dtype: float32.
 
     Raises CheckpointError when the folder cannot be read or lacks a weight: transformers would draw it at random.
     """
@@ -116,7 +116,11 @@ def pretrained(architecture: Any, folder: Path, device: str) -> Any:
     try:
         with reading(folder, what):
             model, told = architecture.from_pretrained(
-                folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, output_loading_info=True
+                folder,
+                local_files_only=True,
+                use_safetensors=True,
+                dtype=dtype or torch.float32,
+                output_loading_info=True,
             )
     finally:
         logging.set_verbosity(verbosity)

@@ -119,3 +119,19 @@ def qwen_vl(folder: Path, layers: int = 2) -> Path:
     model.generation_config.update(do_sample=True, temperature=0.1, top_k=1, top_p=0.001, repetition_penalty=1.05)
     model.save_pretrained(folder)
     return folder
+
+
+def teach(model: Any, inputs: Any, reply: list[int]) -> None:
+    """Solves the output layer so that, greedily, the model continues `inputs` (one row) with these tokens.
+
+    At most as many tokens as the hidden size (64): the hidden states after them are then independent.
+    """
+    taught = torch.tensor([reply], device=inputs["input_ids"].device)
+    shown = dict(inputs)
+    shown["input_ids"] = torch.cat([inputs["input_ids"], taught], dim=1)
+    shown["attention_mask"] = torch.ones_like(shown["input_ids"])
+    shown["mm_token_type_ids"] = torch.cat([inputs["mm_token_type_ids"], torch.zeros_like(taught)], dim=1)
+    with torch.inference_mode():
+        hidden = model.model(**shown).last_hidden_state[0, -len(reply) - 1 : -1].double()
+        wanted = torch.nn.functional.one_hot(taught[0], model.lm_head.out_features).double()
+        model.lm_head.weight.copy_((torch.linalg.pinv(hidden) @ wanted).T)
