@@ -124,7 +124,7 @@ class Verify(Stage):
         for view in views[: self._canaries_due]:
             edit: Any = pair(view)
             reports.append(judge_canaries(self.models["judge"], edit.source, edit.result, edit.instruction, edit.type,
-                                          OTHER_INSTRUCTION, edit.sha256))  # fmt: skip
+                                          OTHER_INSTRUCTION, edit.sha256, reference=edit.reference))  # fmt: skip
         self._canaries_due -= len(reports)
         failed = [report for report in reports if report.verdict == "failed"]
         if len(failed) * 2 > sum(report.verdict != "unknown" for report in reports):
