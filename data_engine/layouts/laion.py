@@ -180,8 +180,5 @@ def _verdict(columns: Columns, row: dict[str, object]) -> str:
     return ""
 
 
-def _short(address: object) -> bytes:
-    """A hash of an address; one that nothing has for what is none."""
-    if not isinstance(address, str):
-        return b""
+def _short(address: str) -> bytes:
     return hashlib.blake2b(address.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest()

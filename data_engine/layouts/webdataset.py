@@ -132,7 +132,7 @@ class WebDataset(Layout):
             sample.detail = f"has {' and '.join(images)}; name the one that counts by columns.image"
         elif dotted := next((one for one in sample.spans if one.rpartition(".")[2] in IMAGES), None):
             sample.reason = "dotted_key"
-            sample.detail = (f"its name has a dot before the extension, so WebDataset takes {dotted!r} for the extension"
+            sample.detail = (f"its name has a dot before the extension, so WebDataset takes {dotted!r} for it"
                              "; name it by columns.image, or write keys without dots")  # fmt: skip
         else:
             sample.reason = "no_image"
