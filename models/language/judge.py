@@ -77,12 +77,18 @@ class ApiJudge(ChatJudge):
         super().__init__(ApiBackend(options))
 
 
+class LocalJudgeOptions(LocalOptions):
+    """Those of every local role; a judgement is short."""
+
+    max_new_tokens: int = Field(default=256, ge=16)
+
+
 class LocalJudge(ChatJudge):
     """Asks a model in this process."""
 
     name = "qwen2.5-vl"
-    Options = LocalOptions
-    default: ClassVar[LocalOptions] = LocalOptions(max_new_tokens=256)
+    Options = LocalJudgeOptions
+    default: ClassVar[LocalJudgeOptions] = LocalJudgeOptions()
 
-    def __init__(self, options: LocalOptions = default) -> None:
+    def __init__(self, options: LocalJudgeOptions = default) -> None:
         super().__init__(LocalBackend(options))

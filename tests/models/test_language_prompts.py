@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from editfoundry.core.errors import ConfigError
@@ -109,6 +109,7 @@ def test_hostile_words_change_nothing_outside_the_data_block(text: str) -> None:
     assert json.loads(block)["turns"][0]["object"] == text.replace("\ud800", "?")
 
 
+@settings(deadline=None)
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8))
 def test_quoted_data_is_one_block_that_reads_back(value: Any) -> None:
     text = quoted({"value": value})

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from editfoundry.core.chat.messages import Answered, Chat, ChatRequest, Failed, Refused, Reply
@@ -275,6 +275,7 @@ NEARLY = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(KEYS, ODD) | NEARLY, st.sampled_from(["", " ", "\n", "}", "{}", "."]))
 def test_whatever_a_judge_says_is_either_a_judgement_in_range_or_unanswered(value: dict[str, Any], tail: str) -> None:
     text = json.dumps(value) + tail
@@ -289,6 +290,7 @@ def test_whatever_a_judge_says_is_either_a_judgement_in_range_or_unanswered(valu
         assert judgement.kind == "failed" and judgement.reason in {"schema", "invalid_json", "contradictory"}
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_any_text_at_all_is_no_judgement_unless_it_is_one(text: str) -> None:
     assert isinstance(judge(text, text), Unanswered)
