@@ -38,5 +38,6 @@ async def best_of(render: Renderer, scene: Scene, turn: Turn, attempts: list[Too
         unanswered = [f"{verdict.kind}: {verdict.reason}" for verdict in verdicts if isinstance(verdict, Unanswered)]
         raise Refused("unjudged", "; ".join(unanswered))
     chosen = max(scores, key=lambda number: (scores[number], -number))
-    how = {"candidates": len(attempts), "chosen": chosen, "judge_overall": round(scores[chosen], 4)}
-    return replace(made[chosen], how=made[chosen].how | how)
+    overall = round(scores[chosen], 4)
+    how = made[chosen].how | {"candidates": len(attempts), "chosen": chosen, "judge_overall": overall}
+    return replace(made[chosen], how=how)

@@ -17,7 +17,8 @@ from editfoundry.data_engine.scene import Image, Scene
 LIGHT_TRANSFER = 0.3
 RIM, KEPT_INSET = 2, 5
 """Pixels inside the object's outline over which it is blended, and from which on it is kept."""
-MIN_AREA = 0.04
+MIN_AREA, MIN_GENERATED_AREA = 0.04, 0.1
+"""Smallest share of the image for an object to keep; a painter has to see some of it beyond what it paints over."""
 
 
 class Background(Recipe):
@@ -28,7 +29,8 @@ class Background(Recipe):
     def plan(self, plan: Plan) -> Iterator[Draft]:
         regions = [r for r in plan.lone_objects() if r.area >= MIN_AREA]
         if plan.origin == "generated":
-            for region, place in proposals(plan, "background", regions):
+            large = [r for r in regions if r.area >= MIN_GENERATED_AREA]
+            for region, place in proposals(plan, "background", large):
                 yield on_generated(plan, region, result=place, phrase=place)
             return
         others = [b for b in plan.backgrounds if b.sha256 != plan.source.sha256]
@@ -45,10 +47,13 @@ class Background(Recipe):
     async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:
         if turn.operation.get("generated"):
             foreground = tools.object_mask(turn.target)
-            around = ~foreground.erode(RIM)
-            tools.check_size("painter", around)
-            prompt = f"{a(turn.target_label)} in front of {described(turn.result_phrase)}"
-            return in_front(scene, foreground, await tools.paint(scene.base, around, prompt))
+            # A painter fades its picture in where the mask was grown: under the object, which is put back on top.
+            behind = await tools.paint(
+                scene.base,
+                tools.cover("painter", ~foreground),
+                f"{a(turn.target_label)} in front of {described(turn.result_phrase)}",
+            )
+            return in_front(scene, foreground, behind)
         foreground = tools.region_mask(turn.target)
         height, width = scene.shape
         behind = tools.photograph(turn.operation["background"], Grid(width, height))

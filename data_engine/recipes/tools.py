@@ -68,13 +68,9 @@ class Tools(ABC):
         """
         model: Inpainter = self.model(role)
         covered = model.cover(mask)
-        self.check_size(role, covered)
+        if covered.fraction > model.max_fraction:
+            raise Refused("mask_too_large", f"{covered.fraction:.0%} of the image would have to be invented")
         return covered
-
-    def check_size(self, role: str, area: Mask) -> None:
-        """Raises Refused when an area is more of the image than the role's model can be asked to invent."""
-        if area.fraction > self.model(role).max_fraction:
-            raise Refused("mask_too_large", f"{area.fraction:.0%} of the image would have to be invented")
 
     async def inpaint(self, image: Image, mask: Mask) -> Image:
         """The image with the masked pixels filled in as their surroundings suggest."""

@@ -17,6 +17,7 @@ from recipe_world import (
     disc,
     fakes,
     flat,
+    large_cup,
     photograph,
     plan,
     region,
@@ -66,8 +67,9 @@ def asked(models: dict[str, Any], role: str) -> Fill:
 @pytest.mark.parametrize("name", GENERATED)
 @pytest.mark.parametrize("seed", range(3))
 def test_local_edits_change_only_their_mask_and_something_visible(name: str, seed: int) -> None:
-    draft = first_draft(name, two_objects(), seed)
-    before, edited = rendered(name, draft, two_objects())
+    of = source(regions=(large_cup(),)) if name == "background" else two_objects()
+    draft = first_draft(name, of, seed)
+    before, edited = rendered(name, draft, of)
     different = (before.pixels != edited.scene.pixels).any(axis=2)
     assert edited.scene.pixels.shape == (HEIGHT, WIDTH, 3)
     assert different.mean() > 0.003
@@ -78,7 +80,8 @@ def test_local_edits_change_only_their_mask_and_something_visible(name: str, see
 
 @pytest.mark.parametrize("name", GENERATED)
 def test_plans_are_a_function_of_the_seed_and_say_that_they_are_generated(name: str) -> None:
-    first, again, other = (list(islice(recipe(name).plan(plan(two_objects(), "generated", s)), 2)) for s in (1, 1, 2))
+    of = source(regions=(large_cup(),)) if name == "background" else two_objects()
+    first, again, other = (list(islice(recipe(name).plan(plan(of, "generated", s)), 2)) for s in (1, 1, 2))
     assert first == again
     assert name == "extract" or first != other
     for draft in first:
@@ -86,7 +89,7 @@ def test_plans_are_a_function_of_the_seed_and_say_that_they_are_generated(name: 
         assert draft.operation["generated"] is True
         assert draft.result_phrase and draft.result_phrase not in str({**draft.operation, "steps": None})
         assert draft.open_result == (name not in ("extract", "compose"))
-        assert name == "compose" or draft.box == next(r.box for r in two_objects().regions if r.id == draft.target)
+        assert name == "compose" or draft.box == next(r.box for r in of.regions if r.id == draft.target)
 
 
 @given(
@@ -165,21 +168,30 @@ def test_an_adjustment_nobody_would_see_is_refused() -> None:
 
 def test_background_is_painted_around_an_object_that_is_kept_to_the_bit() -> None:
     models = fakes()
-    draft = first_draft("background", source())
-    before, edited = rendered("background", draft, source(), models)
+    of = source(regions=(large_cup(),))
+    draft = first_draft("background", of)
+    before, edited = rendered("background", draft, of, models)
     fill = asked(models, "painter")
-    kept = region_mask().erode(5).array
+    cup = Mask.from_rle(large_cup().mask)
+    kept = cup.erode(5).array
+    assert np.array_equal(fill.mask.array, (~cup).dilate(8).array)
     assert fill.prompt == f"a cup in front of {draft.result_phrase}" == f"a cup in front of {draft.fields['result']}"
     assert np.array_equal(edited.scene.pixels[kept], before.pixels[kept])
     assert edited.mask is not None and np.array_equal(edited.mask.array, ~kept)
-    away = ~region_mask().dilate(1).array
+    away = ~cup.dilate(1).array
     assert (edited.scene.pixels[away] == flat(fill.prompt, fill.seed)).all()
 
 
-def test_a_painter_that_cannot_invent_so_much_refuses_a_background() -> None:
+def test_an_object_larger_than_the_painter_can_invent_is_refused() -> None:
     with pytest.raises(Refused) as refused:
-        rendered("background", first_draft("background", source()), source(), fakes(painter=FlatPainter(8, 0.5)))
+        rendered("replace", first_draft("replace", source()), source(), fakes(painter=FlatPainter(8, 0.02)))
     assert refused.value.reason == "mask_too_large"
+
+
+def test_a_small_object_is_not_kept_before_a_painted_background() -> None:
+    with pytest.raises(Refused) as refused:
+        first_draft("background", source())
+    assert refused.value.reason == "no_object"
 
 
 def test_visual_inserts_what_was_drawn_and_stores_it_and_does_not_name_it() -> None:
@@ -224,7 +236,7 @@ def test_white_inside_a_drawn_object_is_not_taken_for_its_ground() -> None:
 
 def test_a_drawing_without_a_plain_ground_is_refused_before_anything_is_inserted() -> None:
     models = fakes(reference=DiscDrawer(ground=(236, 236, 236)))
-    models["reference"]._draw = lambda drawing: photograph(3)[:HEIGHT, :HEIGHT] ^ np.uint8(128)
+    models["reference"]._draw = lambda _: photograph(3)[:HEIGHT, :HEIGHT] ^ np.uint8(128)
     with pytest.raises(Refused) as refused:
         rendered("extract", first_draft("extract", source()), source(), models)
     assert refused.value.reason == "ground_not_plain"
@@ -236,7 +248,7 @@ def test_compose_makes_two_different_edits_of_two_classes_far_apart() -> None:
     drafts = [first_draft("compose", of, seed) for seed in range(12)]
     kinds = [tuple(step["type"] for step in draft.operation["steps"]) for draft in drafts]
     assert {kind for pair in kinds for kind in pair} == {"add", "remove", "replace", "adjust"}
-    for draft in {pair: draft for pair, draft in zip(kinds, drafts, strict=True)}.values():
+    for draft in dict(zip(kinds, drafts, strict=True)).values():
         first, second = draft.operation["steps"]
         assert first["type"] != second["type"]
         assert {first["target"], second["target"]} == {"r0", "r1"}
@@ -318,7 +330,7 @@ def test_what_is_nested_in_an_object_goes_and_comes_back_with_it() -> None:
     nodes, _ = conversation(steps, draft, MemoryTools(of, models))
     both = (region_mask() | disc(200, 70, 20, 18)).dilate(8)
     assert np.array_equal(nodes[1].pixels, photograph(0))
-    assert np.array_equal(asked(models, "painter").mask.array, both.fill_holes().array)
+    assert np.array_equal(asked(models, "painter").mask.array, both.array)
 
 
 def test_a_real_object_that_was_never_segmented_is_refused() -> None:

@@ -5,7 +5,7 @@ The models stand at the far side of `models.protocols`: they paint flat colours 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,14 @@ COLOURS = {
 }
 
 
+@cache
 def photograph(seed: int) -> np.ndarray:
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:HEIGHT, 0:WIDTH].astype(np.float32)
     base = np.dstack([120 + 0.1 * x, 130 + 0.12 * y, 150 - 0.1 * y]) + rng.normal(0, 4, (HEIGHT, WIDTH, 1))
-    return base.clip(0, 255).astype(np.uint8)
+    picture = base.clip(0, 255).astype(np.uint8)
+    picture.setflags(write=False)
+    return picture
 
 
 def cutout(colour: tuple[int, int, int]) -> np.ndarray:
@@ -87,6 +90,11 @@ def region(name: str, label: str, mask: Mask) -> Region:
     )
 
 
+def large_cup() -> Region:
+    """A cup that takes a fifth of the photograph."""
+    return region("r0", "cup", disc(260, 200, 150, 120))
+
+
 def source(**changes: object) -> Source:
     return Source(
         id="a" * 16,
@@ -121,7 +129,7 @@ class FlatPainter(Fake):
     calls: list[list[Fill]] = field(default_factory=list)
 
     def cover(self, mask: Mask) -> Mask:
-        return mask.fill_holes().dilate(self.growth)
+        return mask.dilate(self.growth)
 
     def inpaint(self, fills: Sequence[Fill]) -> list[np.ndarray]:
         self.calls.append(list(fills))
@@ -139,6 +147,9 @@ class MeanFiller(FlatPainter):
 
     growth: int = 9
     max_fraction: float = 0.22
+
+    def cover(self, mask: Mask) -> Mask:
+        return mask.fill_holes().dilate(self.growth)
 
     def _fill(self, fill: Fill) -> np.ndarray:
         filled = fill.image.copy()
