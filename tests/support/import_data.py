@@ -1,6 +1,7 @@
 """Tiny datasets in the layouts of others, written byte by byte: pictures, Parquet tables, tars and their parts."""
 
 import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,9 +9,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import yaml
 from PIL import Image
 from toy_engine import InProcess
 
+from editfoundry.core.config import load_config
+from editfoundry.core.geometry import Grid
+from editfoundry.core.hashing import sha256
 from editfoundry.core.images import encode_jpeg
 from editfoundry.data_engine import runner
 from editfoundry.data_engine.imports.config import ImportConfig
@@ -31,8 +36,12 @@ def scene(seed: int = 0, size: tuple[int, int] = SIZE) -> np.ndarray:
     return (base + rng.normal(0, 4, base.shape)).clip(0, 255).astype(np.uint8)
 
 
-def with_disc(image: np.ndarray, centre: tuple[int, int] = (64, 48), radius: int = 14,
-              colour: tuple[int, int, int] = (225, 30, 40)) -> np.ndarray:  # fmt: skip
+def with_disc(
+    image: np.ndarray,
+    centre: tuple[int, int] = (64, 48),
+    radius: int = 14,
+    colour: tuple[int, int, int] = (225, 30, 40),
+) -> np.ndarray:
     """The picture with a disc on it."""
     y, x = np.mgrid[0 : image.shape[0], 0 : image.shape[1]]
     out = image.copy()
@@ -40,8 +49,9 @@ def with_disc(image: np.ndarray, centre: tuple[int, int] = (64, 48), radius: int
     return out
 
 
-def disc_mask(size: tuple[int, int] = SIZE, centre: tuple[int, int] = (64, 48), radius: int = 17,
-              channels: int = 1) -> bytes:  # fmt: skip
+def disc_mask(
+    size: tuple[int, int] = SIZE, centre: tuple[int, int] = (64, 48), radius: int = 17, channels: int = 1
+) -> bytes:
     """The mask of the disc as PNG, with values that are neither 0 nor 255 in it."""
     y, x = np.mgrid[0 : size[1], 0 : size[0]]
     inside = (x - centre[0]) ** 2 + (y - centre[1]) ** 2 < radius**2
@@ -79,14 +89,15 @@ def split(folder: Path, name: str, data: bytes, cuts: Sequence[int]) -> list[Pat
     folder.mkdir(parents=True, exist_ok=True)
     edges = [0, *cuts, len(data)]
     paths = []
-    for number, (start, end) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
+    for number, (start, end) in enumerate(itertools.pairwise(edges)):
         paths.append(folder / f"{name}.{number:03d}")
         paths[-1].write_bytes(data[start:end])
     return paths
 
 
-def table(path: Path, columns: Mapping[str, Any], types: Mapping[str, pa.DataType] | None = None,
-          rows_per_group: int = 2) -> Path:  # fmt: skip
+def table(
+    path: Path, columns: Mapping[str, Any], types: Mapping[str, pa.DataType] | None = None, rows_per_group: int = 2
+) -> Path:
     """Write a Parquet table of a few rows a group."""
     path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: pa.array(values, (types or {}).get(name)) for name, values in columns.items()}
@@ -102,7 +113,9 @@ def struct(data: bytes) -> dict[str, Any]:
 def config(*datasets: Mapping[str, Any], gates: Sequence[str] = ("geometry", "change"), **changes: Any) -> ImportConfig:
     """An import of the datasets that needs no weights."""
     changes = {"ingest": {"datasets": [dict(entry) for entry in datasets], **changes.pop("ingest", {})}, **changes}
-    return ImportConfig.model_validate({"shard_size": 2, "val_fraction": 0.0, "verify": {"gates": list(gates)}} | changes)
+    return ImportConfig.model_validate(
+        {"shard_size": 2, "val_fraction": 0.0, "verify": {"gates": list(gates)}} | changes
+    )
 
 
 def imported(path: Path, *datasets: Mapping[str, Any], **changes: Any) -> "Result":
@@ -137,3 +150,11 @@ class Result:
 def tree(path: Path) -> dict[str, bytes]:
     """Every file below a folder, by relative name."""
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
+
+
+def yaml_text(value: Any) -> str:
+    """A configuration as YAML."""
+    return yaml.safe_dump(value, sort_keys=False)
+
+
+__all__ = ["Grid", "load_config", "pa", "sha256"]
