@@ -159,8 +159,9 @@ class Img2dataset(Layout):
             return self._file(stem, key, opened, max_bytes)
         member = next((index.by_name[name] for name in _file_names(key) if name in index.by_name), None)
         if member is None:
-            damage = f"; {index.damage}" if index.damage else ""
-            raise ImageError("missing_image", f"{tar}: no image of the key {key}{damage}")
+            if index.damage is not None:
+                raise ContainerError(index.damage.reason, f"no image of the key {key}: {index.damage}")
+            raise ImageError("missing_image", f"{tar}: no image of the key {key}")
         if member.problem:
             raise ImageError("unsafe_member", f"{tar}: {member.name}: {member.problem}")
         return opened.span([tar], (member.offset, member.size), max_bytes)
