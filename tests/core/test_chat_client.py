@@ -30,8 +30,8 @@ GOOD = {"caption": "a red cup", "score": 4}
 
 
 class Caption(Config):
-    caption: str = Field(max_length=60)
     score: int = Field(ge=1, le=5)
+    caption: str = Field(max_length=60)
 
 
 def endpoint(url: str, **settings: Any) -> Endpoint:
@@ -268,9 +268,10 @@ def test_what_is_sent() -> None:
     assert fourth.schema == {
         "type": "object",
         "additionalProperties": False,
-        "required": ["caption", "score"],
+        "required": ["score", "caption"],
         "properties": {"caption": {"type": "string"}, "score": {"type": "integer", "enum": [1, 2, 3, 4, 5]}},
     }
+    assert list(fourth.schema["properties"]) == list(Caption.model_fields), "models write properties in this order"
     assert fifth.path == "/v1/chat/completions?api-version=7"
 
 

@@ -25,7 +25,7 @@ State = Literal["answered", "refused", "failed", "in_doubt"]
 
 _TABLES = """
 CREATE TABLE requests(id INTEGER PRIMARY KEY, key TEXT NOT NULL UNIQUE, kind TEXT, reply TEXT);
-CREATE TABLE subjects(request INTEGER NOT NULL REFERENCES requests(id), subject TEXT NOT NULL,
+CREATE TABLE subjects(subject TEXT NOT NULL, request INTEGER NOT NULL REFERENCES requests(id),
                       PRIMARY KEY(subject, request)) WITHOUT ROWID;
 CREATE TABLE attempts(id INTEGER PRIMARY KEY, request INTEGER NOT NULL REFERENCES requests(id), purpose TEXT NOT NULL,
                       model TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL DEFAULT '',

@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 
 from editfoundry.core.errors import EditFoundryError
-from editfoundry.core.hashing import canonical_json
 
 MAX_REPLY_CHARACTERS = 1_000_000
 MAX_ENUMERATED = 64
@@ -64,9 +63,8 @@ def strict_schema(schema: type[BaseModel]) -> dict[str, Any]:
 
 def schema_instruction(schema: type[BaseModel]) -> str:
     """What a model is told whose server cannot be held to a schema."""
-    return "Reply with one JSON object that satisfies this JSON schema, and nothing else:\n" + canonical_json(
-        strict_schema(schema)
-    )
+    written = json.dumps(strict_schema(schema), ensure_ascii=False)
+    return f"Reply with one JSON object that satisfies this JSON schema, and nothing else:\n{written}"
 
 
 def _json_block(text: str) -> str:

@@ -71,13 +71,13 @@ def request_key(endpoint: Endpoint, request: ChatRequest) -> str:
 def request_body(endpoint: Endpoint, request: ChatRequest, round_: int = 0) -> bytes:
     """The JSON that is posted. round_: how many unusable replies came before; a new seed makes another one likely."""
     images = [_data_url(endpoint, part) for part in request.parts if not isinstance(part, str)]
-    return canonical_json(_body(endpoint, request, images, request.seed + round_)).encode()
+    return _written(_body(endpoint, request, images, request.seed + round_))
 
 
 def cost_bound(endpoint: Endpoint, request: ChatRequest) -> int:
     """The most an attempt can cost, in billionths of a USD: no token is shorter than a byte of text."""
     images = [part for part in request.parts if not isinstance(part, str)]
-    text = len(canonical_json(_body(endpoint, request, [""] * len(images), request.seed)).encode())
+    text = len(_written(_body(endpoint, request, [""] * len(images), request.seed)))
     per_image = [endpoint.tokens_per_image or _image_tokens(endpoint, image) for image in images]
     return endpoint.cost(text + _OVERHEAD_TOKENS + sum(per_image), request.max_tokens)
 
@@ -165,6 +165,11 @@ def _body(endpoint: Endpoint, request: ChatRequest, images: Sequence[str], seed:
 def _encodable(text: str) -> str:
     """The text with halves of surrogate pairs, which UTF-8 cannot hold, as question marks."""
     return text.encode("utf-8", "replace").decode()
+
+
+def _written(body: dict[str, Any]) -> bytes:
+    """The body as JSON, in its own order: models write the properties of a schema in the order they stand in it."""
+    return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _pixel_hash(image: Image) -> str:
