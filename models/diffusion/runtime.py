@@ -85,8 +85,8 @@ class DiffusionModel(ABC):
 
     def digest(self) -> str:
         """SHA-256 over implementation, options that change results, and weights; loads nothing."""
-        weights = {option: checkpoint_digest(getattr(self.options, option)) for option in self.checkpoints}
-        skipped = HOW_NOT_WHAT | {"loras", *self.checkpoints}
+        weights = {option: checkpoint_digest(getattr(self.options, option)) for option in self._weights()}
+        skipped = HOW_NOT_WHAT | {"loras", *weights}
         loras = [[sha256_file(lora.file()), lora.scale] for lora in self.options.loras]
         payload = {
             "name": self.name,
@@ -100,7 +100,13 @@ class DiffusionModel(ABC):
     def load(self) -> None:
         """Load the pipeline unless it is loaded. Raises ModelMissing or UsageError naming the remedy."""
         if self.pipe is None:
+            for option in self._weights():
+                checkpoint_path(getattr(self.options, option))
             self.pipe = self._build()
+
+    def _weights(self) -> tuple[str, ...]:
+        """The options that name weights in this configuration."""
+        return self.checkpoints
 
     @abstractmethod
     def _build(self) -> Any:
@@ -187,11 +193,10 @@ def quantisation(options: DiffusionOptions) -> dict[str, Any]:
 
 
 def add_loras(pipe: Any, loras: Sequence[Lora]) -> None:
-    """Load each LoRA under its own name and set their scales."""
-    names = []
-    for number, lora in enumerate(loras):
+    """Load each LoRA under its own name and set their scales. Raises ConfigError for one of another model."""
+    names = [f"lora{number}" for number in range(len(loras))]
+    for name, lora in zip(names, loras, strict=True):
         file = lora.file()
-        name = f"lora{number}"
         try:
             pipe.load_lora_weights(
                 str(file.parent), weight_name=file.name, adapter_name=name, local_files_only=True, use_safetensors=True
@@ -199,7 +204,8 @@ def add_loras(pipe: Any, loras: Sequence[Lora]) -> None:
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(f"loras: {file} does not fit {type(pipe).__name__}: {reason}") from error
-        names.append(name)
+        if not any(name in adapters for adapters in pipe.get_list_adapters().values()):
+            raise ConfigError(f"loras: {file} does not fit {type(pipe).__name__}: it names none of its layers")
     if names:
         pipe.set_adapters(names, adapter_weights=[lora.scale for lora in loras])
 

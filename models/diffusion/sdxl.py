@@ -14,7 +14,7 @@ from pydantic import Field
 from editfoundry.core.errors import UsageError
 from editfoundry.core.geometry import Mask, resize
 from editfoundry.models.checkpoint import checkpoint_path
-from editfoundry.models.diffusion.controls import canny
+from editfoundry.models.diffusion.controls import ControlOptions
 from editfoundry.models.diffusion.crops import Crop, work_dimensions
 from editfoundry.models.diffusion.inpainting import CroppingInpainter, InpaintOptions
 from editfoundry.models.diffusion.runtime import (
@@ -106,43 +106,43 @@ class SdxlPainter(_SdxlInpainter):
 
 
 class SdxlCannyAdjuster(_SdxlInpainter):
-    """`Inpainter` that repaints an object along its own edges. Weights: `checkpoint`, `controlnet` (Canny)."""
+    """`Inpainter` that repaints an object along its own edges (or depth). Weights: `checkpoint`, `controlnet`, and
+
+    `depth` if that is the condition.
+    """
 
     name = "sdxl-canny"
     checkpoints: ClassVar[tuple[str, ...]] = ("checkpoint", "controlnet")
 
-    class Options(SdxlOptions):
-        """control_scale, control_end: strength of the edges, and the share of the steps they hold for. canny_*:
+    class Options(SdxlOptions, ControlOptions):
+        """As the inpainters' and the ControlNet's."""
 
-        thresholds, and the short side edges are found at.
-        """
-
-        controlnet: str = "sdxl-controlnet-canny"
+        checkpoint: str = "sdxl-inpainting"
         grow: float = Field(default=8, ge=0)
-        control_scale: float = Field(default=0.9, ge=0)
-        control_end: float = Field(default=0.7, ge=0, le=1)
-        canny_low: int = 70
-        canny_high: int = 220
-        canny_side: int = Field(default=768, ge=16)
 
     def __init__(self, options: Options = Options()) -> None:  # noqa: B008
         super().__init__(options)
         self._base: Any = None
+        self._condition: Any = None
 
     def _build(self) -> Any:
         from diffusers import StableDiffusionXLControlNetInpaintPipeline
 
         self._base = resident(INPAINT, self.options)
+        self._condition = self.options.conditioner()
         controlnet = load_component("ControlNetModel", checkpoint_path(self.options.controlnet), self.options)
         pipe = StableDiffusionXLControlNetInpaintPipeline(**_parts(self._base), controlnet=controlnet)
         pipe.set_progress_bar_config(disable=True)
         return _karras(placed(pipe, self.options))
 
+    def _weights(self) -> tuple[str, ...]:
+        return self.checkpoints + self.options.weights()
+
     def _arguments(self, crops: Sequence[Crop], fills: Sequence[Fill]) -> dict[str, Any]:
         options = self.options
         return {
             **super()._arguments(crops, fills),
-            "control_image": _edges([crop.pixels for crop in crops], options),
+            "control_image": [PIL.Image.fromarray(self._condition(crop.pixels)) for crop in crops],
             "controlnet_conditioning_scale": options.control_scale,
             "control_guidance_start": 0.0,
             "control_guidance_end": options.control_end,
@@ -150,23 +150,22 @@ class SdxlCannyAdjuster(_SdxlInpainter):
 
 
 class SdxlStyleTransfer(DiffusionModel):
-    """`StyleTransfer`: the picture drawn again along its edges, in words' and a reference's style.
+    """`StyleTransfer`: the picture drawn again along its edges (or depth), in words' and a reference's style.
 
-    Weights: `checkpoint` (SDXL base), `controlnet` (Canny), `adapter` (IP-Adapter repository with its `sdxl_models`).
+    Weights: `checkpoint` (SDXL base), `controlnet`, `adapter` (the IP-Adapter repository's folder, with `sdxl_models`
+    in it), and `depth` if that is the condition.
     """
 
     name = "sdxl-ip-adapter"
     checkpoints: ClassVar[tuple[str, ...]] = ("checkpoint", "controlnet", "adapter")
 
-    class Options(DiffusionOptions):
-        """adapter_scale, adapter_end: weight of the reference picture, and the share of the steps it has a say in;
+    class Options(DiffusionOptions, ControlOptions):
+        """As the ControlNet's. adapter_scale, adapter_end: weight of the reference picture, and the share of the steps
 
-        a request's strength multiplies the scale. adapter_weight: file of `sdxl_models`. control_*, canny_*: as the
-        adjuster's.
+        it has a say in; a request's strength multiplies the scale. adapter_weight: file of `sdxl_models`.
         """
 
         checkpoint: str = "sdxl-base"
-        controlnet: str = "sdxl-controlnet-canny"
         adapter: str = "ip-adapter"
         adapter_weight: str = Field(default="ip-adapter_sdxl.safetensors", pattern=r"^[^/\\]+\.safetensors$")
         guidance: float = Field(default=5.0, ge=0)
@@ -174,19 +173,17 @@ class SdxlStyleTransfer(DiffusionModel):
         adapter_scale: float = Field(default=0.2, ge=0)
         adapter_end: float = Field(default=0.7, ge=0, le=1)
         control_scale: float = Field(default=0.8, ge=0)
-        control_end: float = Field(default=0.7, ge=0, le=1)
-        canny_low: int = 70
-        canny_high: int = 220
-        canny_side: int = Field(default=768, ge=16)
 
     def __init__(self, options: Options = Options()) -> None:  # noqa: B008
         super().__init__(options)
+        self._condition: Any = None
 
     def _build(self) -> Any:
         from diffusers import StableDiffusionXLControlNetPipeline
         from transformers import CLIPImageProcessor, CLIPVisionModelWithProjection
 
         options = self.options
+        self._condition = options.conditioner()
         folder = checkpoint_path(options.adapter)
         checkpoint_path(options.adapter, f"sdxl_models/{options.adapter_weight}")
         parts = _parts(opened("StableDiffusionXLPipeline", options))
@@ -205,6 +202,9 @@ class SdxlStyleTransfer(DiffusionModel):
             local_files_only=True,
         )
         return _karras(placed(pipe, options))
+
+    def _weights(self) -> tuple[str, ...]:
+        return self.checkpoints + self.options.weights()
 
     def stylise(self, restyles: Sequence[Restyle]) -> list[Image]:
         """Each picture (uint8 [H, W, 3]) in its style, same size. One at a time: the adapter takes no batches.
@@ -228,7 +228,7 @@ class SdxlStyleTransfer(DiffusionModel):
         output = self.pipe(
             prompt=restyle.words,
             negative_prompt=options.negative_prompt,
-            image=_edges([content], options)[0],
+            image=PIL.Image.fromarray(self._condition(content)),
             ip_adapter_image=PIL.Image.fromarray(restyle.reference),
             width=across,
             height=down,
@@ -272,9 +272,3 @@ def _karras(pipe: Any) -> Any:
 def _parts(base: Any) -> dict[str, Any]:
     """A pipeline's components and settings, for another one around them."""
     return {**base.components, "force_zeros_for_empty_prompt": base.config.force_zeros_for_empty_prompt}
-
-
-def _edges(images: Sequence[Image], options: Any) -> list[Any]:
-    return [
-        PIL.Image.fromarray(canny(image, options.canny_low, options.canny_high, options.canny_side)) for image in images
-    ]

@@ -147,10 +147,10 @@ def test_distances_scale_with_the_short_side() -> None:
 
 
 def test_canny_finds_the_outline_at_the_pictures_own_size() -> None:
-    image = np.full((60, 100, 3), 40, np.uint8)
-    box = Box(30, 20, 70, 45)
-    image[Mask.from_box(box, Grid(112, 64)).array[:60, :100]] = 220
-    edges = canny(image, 70, 220, 120)
-    assert edges.shape == (60, 100, 3) and edges.dtype == np.uint8 and (edges[..., 0] == edges[..., 2]).all()
-    assert edges[32, 28:33].max() > 100 and edges[32, 40:60].max() == 0 and edges[5].max() == 0
-    assert canny(smooth(60, 100), 70, 220, 120).max() == 0
+    image = np.full((64, 112, 3), 40, np.uint8)
+    image[Mask.from_box(Box(30, 20, 70, 45), Grid(112, 64)).array] = 220
+    for side in (32, 768):
+        edges = canny(image, 70, 220, side)
+        assert edges.shape == (64, 112, 3) and edges.dtype == np.uint8 and (edges[..., 0] == edges[..., 2]).all()
+        assert edges[32, 27:33].max() > 200 and edges[32, 40:60].max() == 0 and edges[5].max() == 0
+    assert canny(smooth(60, 100), 70, 220, 50).max() == 0

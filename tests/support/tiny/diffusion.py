@@ -182,6 +182,7 @@ def flux_redux(folder: Path) -> Path:
     )
     with random_weights():
         encoder, embedder = SiglipVisionModel(config), ReduxImageEncoder(redux_dim=32, txt_in_features=TEXT)
+        encoder.get_input_embeddings().weight.data.mul_(30)  # so that other pictures give other tokens
         torch.nn.init.normal_(embedder.redux_down.weight)
         torch.nn.init.normal_(embedder.redux_up.weight)
     processor = SiglipImageProcessor(size={"height": 32, "width": 32})
@@ -298,7 +299,7 @@ def _transformer(in_channels: int = 4 * LATENT, out_channels: int | None = None)
     from diffusers import FluxTransformer2DModel
 
     with random_weights():
-        return FluxTransformer2DModel(
+        transformer = FluxTransformer2DModel(
             in_channels=in_channels,
             out_channels=out_channels,
             num_layers=2,
@@ -306,6 +307,8 @@ def _transformer(in_channels: int = 4 * LATENT, out_channels: int | None = None)
             guidance_embeds=True,
             **FLUX,
         )
+    transformer.context_embedder.weight.data.mul_(20)  # so that words and references show
+    return transformer
 
 
 def _flux_parts() -> dict[str, Any]:
