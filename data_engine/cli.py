@@ -225,6 +225,27 @@ def import_command(
     _say(f"dataset: {dataset}\nfunnel:  editfoundry data funnel {output}\nreport:  editfoundry data report {output}")
 
 
+@app.command("select")
+def select_command(
+    metadata: Annotated[list[str], typer.Argument(metavar="METADATA...", help="Parquet files, folders or patterns.",
+                                                  show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.parquet", help="File to write.")],
+    overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of the source, "
+                                                        "such as metadata.punsafe.max=0.5; repeatable.")] = None,
+) -> None:
+    """Write the rows of LAION metadata that pass the cuts, as a list for img2dataset."""
+    from editfoundry.core.config import from_overrides
+    from editfoundry.data_engine.layouts.laion import select
+    from editfoundry.data_engine.source_spec import SourceSpec
+
+    if output.suffix != ".parquet" or output.exists():
+        raise UsageError(f"-o {output}: {'is there already' if output.exists() else 'must end in .parquet'}")
+    spec = from_overrides(SourceSpec, {"path": metadata[0], "format": "laion"}, overrides or ())
+    with full_disk_stops(output):
+        counts = select(metadata, spec, output)
+    _say(f"{output}: {_reasons(dict(sorted(counts.items())))}")
+
+
 def _print_findings(findings: list[Finding], as_json: bool) -> None:
     if as_json:
         typer.echo(canonical_json([finding.model_dump(mode="json") for finding in findings]))

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -44,14 +44,12 @@ def load_config(model: type[C], path: str | Path, overrides: Sequence[str] = ())
     Raises ConfigError, on one line, naming every wrong key.
     """
     file = find_config(path)
-    tree = _read(file)
-    for override in overrides:
-        tree = _override(tree, override)
-    try:
-        plain = OmegaConf.to_container(tree, resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{file}: {_first_line(error)}") from error
-    return validate(model, plain, where=str(file))
+    return _resolved(model, _read(file), overrides, str(file))
+
+
+def from_overrides(model: type[C], plain: Mapping[str, Any], overrides: Sequence[str]) -> C:
+    """Validate plain data and `a.b=c` overrides into `model`, without a file. Raises ConfigError as `load_config`."""
+    return _resolved(model, OmegaConf.create(dict(plain)), overrides, "--set")
 
 
 def find_config(path: str | Path) -> Path:
@@ -83,6 +81,16 @@ def validate(model: type[C], plain: Any, where: str) -> C:
     except ValidationError as error:
         problems = [_explain(model, detail) for detail in _causes(error.errors())]
         raise ConfigError(f"{where}: {'; '.join(problems)}") from error
+
+
+def _resolved(model: type[C], tree: DictConfig, overrides: Sequence[str], where: str) -> C:
+    for override in overrides:
+        tree = _override(tree, override)
+    try:
+        plain = OmegaConf.to_container(tree, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{where}: {_first_line(error)}") from error
+    return validate(model, plain, where=where)
 
 
 def _is_file(path: Path) -> bool:
@@ -150,12 +158,16 @@ def _explain(model: type[BaseModel], detail: Mapping[str, Any]) -> str:
 
 
 def _known_keys(model: type[BaseModel], location: list[str]) -> list[str]:
-    """Keys of the model at that place; positions in a list of models are passed over."""
+    """Keys of the model at that place; positions in lists of models and names in mappings to them are passed over."""
     current: Any = model
+    chosen = False
     for part in location:
-        if not part.isdigit():
-            field = current.model_fields.get(part) if _is_model(current) else None
-            current = _model_in(field.annotation) if field else None
+        if chosen or part.isdigit():
+            chosen = False
+            continue
+        field = current.model_fields.get(part) if _is_model(current) else None
+        current = _model_in(field.annotation) if field else None
+        chosen = field is not None and get_origin(field.annotation) is dict
     return list(current.model_fields) if _is_model(current) else []
 
 

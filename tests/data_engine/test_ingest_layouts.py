@@ -23,13 +23,20 @@ from photo_layouts import (
 )
 from PIL import Image
 from source_stages import config
+from typer.testing import CliRunner
 
 from editfoundry.core.config import validate
-from editfoundry.core.errors import ConfigError
+from editfoundry.core.errors import ConfigError, EditFoundryError
 from editfoundry.core.hashing import sha256
+from editfoundry.data_engine import runner
+from editfoundry.data_engine.audit import funnel
+from editfoundry.data_engine.cli import app
+from editfoundry.data_engine.forget import forget
 from editfoundry.data_engine.layouts import detect
 from editfoundry.data_engine.readers import storage, tables
+from editfoundry.data_engine.rundir import RunDir
 from editfoundry.data_engine.sources import IngestConfig, SourceSpec, list_sources
+from editfoundry.data_engine.stages.ingest import Ingest
 
 
 def spec(path: Path | str, format: str, **extra: Any) -> dict[str, Any]:
@@ -455,3 +462,68 @@ def test_image_of_a_photograph_turned_by_exif_is_no_mismatch(tmp_path: Path) -> 
     sources, rejects = ingested(spec(tmp_path / "out", "img2dataset"))
     assert not rejects
     assert (sources[0].width, sources[0].height) == (128, 160)
+
+
+# Selecting
+
+
+def test_select_writes_the_rows_worth_downloading(tmp_path: Path) -> None:
+    for number in range(2):
+        write_laion(tmp_path / f"{number}.parquet")
+    cuts = ["metadata.pwatermark.max=0.8", "metadata.punsafe.below=0.5", "metadata.aesthetic.above=4.75",
+            "metadata.short_side.min=1281"]  # fmt: skip
+    out = tmp_path / "urls.parquet"
+    call = [
+        "select",
+        str(tmp_path / "{0,1}.parquet"),
+        "-o",
+        str(out),
+        *(part for cut in cuts for part in ("--set", cut)),
+    ]
+    done = CliRunner().invoke(app, call)
+    assert done.exit_code == 0, done.output
+    kept = list(tables.rows(str(out)))
+    assert [row["URL"] for row in kept] == [LAION["URL"][1], LAION["URL"][3]] * 2
+    assert tables.columns(str(out)) == list(LAION)
+    assert kept[0]["hash"] == LAION["hash"][1]
+    assert "kept 4, metadata_aesthetic 2, metadata_missing 4" in done.output
+    assert not list(tmp_path.glob(".*part"))
+
+
+def test_select_says_what_is_wrong_and_leaves_nothing(tmp_path: Path) -> None:
+    write_laion(tmp_path / "a.parquet")
+    write_laion(tmp_path / "b.parquet", more=list(range(8)))
+    out = tmp_path / "urls.parquet"
+    for paths, extra, message in (
+        (["a.parquet", "b.parquet"], [], "its columns are not those of the first table"),
+        (["a.parquet"], ["metadata.nsfw.max=1"], "no column 'nsfw'; there are: URL, TEXT"),
+        (["a.parquet"], ["metadata.punsafe.most=1"], "valid keys: above, below, max, min"),
+        (["none.parquet"], [], "no such file or folder"),
+    ):
+        call = ["select", *(str(tmp_path / path) for path in paths), "-o", str(out)]
+        done = CliRunner().invoke(app, [*call, *(part for cut in extra for part in ("--set", cut))])
+        assert isinstance(done.exception, EditFoundryError)
+        assert message in str(done.exception)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "b.parquet"]
+
+
+# A run
+
+
+@pytest.mark.slow
+def test_a_run_over_containers_accounts_for_every_source_and_forgets_by_address(tmp_path: Path) -> None:
+    images = [picture(n) if n % 3 else None for n in range(10)]
+    rows = write_img2dataset(tmp_path / "out", images, punsafe=[0.1 * n for n in range(10)])
+    write_tar(tmp_path / "a.tar", {f"{n}.png": picture(20 + n) for n in range(5)})
+    sources = [spec(tmp_path / "out", "img2dataset", metadata={"punsafe": {"max": 0.55}}),
+               spec(tmp_path / "a.tar", "webdataset")]  # fmt: skip
+    folder = tmp_path / "run"
+    runner.run(config(".", ingest={"sources": sources}, shard_size=4), folder, workers=2, stages=(Ingest,))
+    (row,) = funnel(RunDir.existing(folder)).rows
+    assert (row.inputs, row.accepted, row.rejected, row.shards) == (15, 9, 6, 4)
+    assert row.rejects == {"download_failed": 4, "metadata_punsafe": 2}
+    forget(RunDir.existing(folder), rows["url"][1])
+    runner.run(config(".", ingest={"sources": sources}, shard_size=5, seed=1), folder, stages=(Ingest,))
+    (row,) = funnel(RunDir.existing(folder)).rows
+    assert (row.inputs, row.accepted, row.shards) == (15, 8, 3)
+    assert row.rejects == {"download_failed": 4, "forgotten": 1, "metadata_punsafe": 2}
