@@ -89,7 +89,7 @@ class Sam2Segmenter(TorchModel):
                 multimask_output=self.options.multimask,
             )
             scores, best = answer.iou_scores[0].max(dim=1)  # of [boxes, masks]
-            chosen = answer.pred_masks[0][torch.arange(len(boxes)), best][:, None]
+            chosen = answer.pred_masks[0][torch.arange(len(boxes), device=best.device), best][:, None]
             (logits,) = self._processor.post_process_masks([chosen], [size], binarize=False)
             alphas = logits[:, 0].sigmoid().cpu().numpy()
         return [matte(alpha, score, box) for alpha, score, box in zip(alphas, scores.tolist(), boxes, strict=True)]

@@ -1,6 +1,6 @@
 """SAM 2 (Ravi et al. 2024) through its authors' own package, for weights or changes that transformers has not.
 
-The package is not on a registry under its authors' name: install it from github.com/facebookresearch/sam2. Released
+The extra `sam2` installs a third party's upload of it; the authors' is github.com/facebookresearch/sam2. Released
 weights are pickles, which are never loaded here; convert a file once, on a machine where that risk is acceptable:
 
     state = torch.load("sam2.1_hiera_large.pt", weights_only=True)["model"]
@@ -20,10 +20,7 @@ from editfoundry.models.perception.base import TorchModel, batches, content, rea
 from editfoundry.models.perception.sam2 import clipped, matte
 from editfoundry.models.protocols import Image, Segmentation
 
-REMEDY = (
-    "pip install git+https://github.com/facebookresearch/sam2 (extra `sam2`), or name the segmenter sam2, which runs "
-    "the same weights through transformers"
-)
+REMEDY = "pip install 'editfoundry[sam2]', or name the segmenter sam2: it runs the same weights through transformers"
 
 
 class OriginalSam2Segmenter(TorchModel):

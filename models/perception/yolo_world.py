@@ -119,7 +119,7 @@ class YoloWorldDetector:
         left, top = (columns - size[0]) // 2, (rows - size[1]) // 2
         canvas = np.full((rows, columns, 3), GREY, np.uint8)
         canvas[top : top + size[1], left : left + size[0]] = cv2.resize(rgb(image), size)
-        pixels = np.ascontiguousarray(canvas.transpose(2, 0, 1)[None], np.float32) / 255
+        pixels = np.ascontiguousarray(canvas.transpose(2, 0, 1)[None], np.float32) / np.float32(255)
         return pixels, (size[0] / width, size[1] / height), left, top
 
     def _file(self) -> Path:

@@ -165,6 +165,11 @@ def sam2(folder: Path, video: bool = False, side: int = 128) -> Path:
     return folder
 
 
+def sam2_video(folder: Path) -> Path:
+    """SAM 2 as the released checkpoints are saved."""
+    return sam2(folder, video=True)
+
+
 def open_clip(folder: Path) -> Path:
     """An open_clip checkpoint folder: images at 32 pixels, embeddings of `WIDTH` numbers."""
     import open_clip as library
@@ -233,11 +238,11 @@ def dinov2(folder: Path) -> Path:
 
 
 def depth(folder: Path) -> Path:
-    """Depth Anything V2 on a tiny DINOv2: images at 56 pixels' short side."""
+    """Depth Anything V2 on a tiny DINOv2: images at about 252 pixels."""
     from transformers import DepthAnythingConfig, DepthAnythingForDepthEstimation, DPTImageProcessor
 
     stages = [f"stage{number}" for number in (1, 2, 3, 4)]
-    backbone = _dinov2_config(image_size=56, num_hidden_layers=4, out_features=stages, reshape_hidden_states=False)
+    backbone = _dinov2_config(image_size=252, num_hidden_layers=4, out_features=stages, reshape_hidden_states=False)
     config = DepthAnythingConfig(
         backbone_config=backbone,
         patch_size=14,
@@ -250,11 +255,11 @@ def depth(folder: Path) -> Path:
     with random_weights():
         DepthAnythingForDepthEstimation(config).save_pretrained(folder)
     DPTImageProcessor(
-        size={"height": 56, "width": 56},
+        size={"height": 252, "width": 252},
         keep_aspect_ratio=True,
         ensure_multiple_of=14,
         image_mean=[0.485, 0.456, 0.406],
-        image_std=[0.229, 0.224, 0.225],
+        image_std=[0.229, 0.252, 0.225],
     ).save_pretrained(folder)
     return folder
 
