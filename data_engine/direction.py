@@ -118,14 +118,14 @@ Claim = tuple[str, Image, Image]
 def direction(view: EdgeView, margin: float) -> Values:
     """The object of an add, remove or replace is named better in the picture that should hold it than in the other.
 
-    `direction_gap` is how much better, over the crop of the changed area, in the scorer's units; the mean of both
+    `direction_gain` is how much better, over the crop of the changed area, in the scorer's units; the mean of both
     objects of a replacement; None where the instruction names nothing or nothing local changed. margin: a pair is
     refused, as `swapped_direction`, only when the other picture is ahead by more than this.
     """
     box = view.mask.box() if view.mask is not None else None
     claims = _claims(view, box) if box is not None else []
     if not claims:
-        return {"direction_gap": None}
+        return {"direction_gain": None}
     scorer: Any = view.models["scorer"]
     images = [image for _, should, other in claims for image in (should, other)]
     scores = scorer.score(images, [phrase for phrase, _, _ in claims for _ in range(2)])
@@ -138,7 +138,7 @@ def direction(view: EdgeView, margin: float) -> Values:
             f"{said}: {scorer.metric} says the other picture holds it (by {-gap:.3f}); source and result look swapped",
             gap,
         )
-    return {"direction_gap": round(gap, 4)}
+    return {"direction_gain": round(gap, 4)}
 
 
 def _claims(view: EdgeView, box: Box) -> list[Claim]:

@@ -41,7 +41,11 @@ class Tombstones(Record):
 
 
 def identifiers(record: Any) -> list[str]:
-    """How a source or donor can be named: address (of a frame pair: also its video's), source URL, content hash."""
+    """How a source or donor can be named: address (of a frame pair: also its video's), source URL, content hash.
+
+    A sample goes by the names of its source.
+    """
+    record = (record.get("source") if isinstance(record, dict) else getattr(record, "source", None)) or record
     names = ("uri", "source_url", "sha256")
     values = [record.get(name) if isinstance(record, dict) else getattr(record, name, None) for name in names]
     uri = values[0] or ""

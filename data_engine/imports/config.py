@@ -25,7 +25,8 @@ class Columns(Config):
     """Where a row has what. Of Parquet: column names, `a.b` for a field of a struct. Of WebDataset: what follows the
 
     key in a member's name (`source.jpg`, `txt`), or `json:a.b` for a value inside a JSON member.
-    `target`: the name of the edited object, where the dataset gives one. Empty: there is none.
+    `target`: the name of the edited object, where the dataset gives one. `licence`, `source_url`: of the row, before
+    the dataset's. Empty: there is none.
     """
 
     source: str = ""
@@ -35,6 +36,8 @@ class Columns(Config):
     reference: str = ""
     type: str = ""
     target: str = ""
+    licence: str = ""
+    source_url: str = ""
     id: str = ""
 
 

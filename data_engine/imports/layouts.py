@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from editfoundry.data_engine.imports.archives import Pictures
-from editfoundry.data_engine.imports.config import DatasetSpec
+from editfoundry.data_engine.imports.config import Columns, DatasetSpec
 from editfoundry.data_engine.imports.listing import picture_archives, wanted_columns
 from editfoundry.data_engine.imports.rows import ListedRow, RawRow, RawTurn, RowRefused
 from editfoundry.data_engine.imports.values import field_at, image_bytes, parse_json, row_id, top_column
@@ -84,7 +84,9 @@ class ParquetReader(_Tables):
             target=field_at(values, names.target) if names.target else None,
         )
         scores = {name: field_at(values, score.column or name) for name, score in self.spec.scores.items()}
-        return RawRow(row, (turn,), row_id(field_at(values, names.id)) if names.id else "", scores=scores)
+        own = row_id(field_at(values, names.id)) if names.id else ""
+        rights = {name: field_at(values, column) for name, column in _rights(names).items()}
+        return RawRow(row, (turn,), own, scores=scores, **rights)
 
 
 class ImgEditReader(_Tables):
@@ -190,12 +192,19 @@ class WebDatasetReader(Reader):
         )
         scores = {name: _number(value(score.column or name)) for name, score in self.spec.scores.items()}
         own = row_id(value(names.id)) if names.id else row.uri.rpartition("#")[2]
-        return RawRow(row, (turn,), own, scores=scores)
+        rights = {name: _text(value(column)) for name, column in _rights(names).items()}
+        return RawRow(row, (turn,), own, scores=scores, **rights)
 
     def _bytes(self, archive: Archive, member: Member) -> bytes:
         if member.size > self.max_bytes:
             raise RowRefused("too_many_bytes", f"{member.name}: {member.size} bytes exceed {self.max_bytes}")
         return archive.read(member)
+
+
+def _rights(names: Columns) -> dict[str, str]:
+    """Where a row's own licence and address stand, as far as the configuration says."""
+    columns = {"licence": names.licence, "source_url": names.source_url}
+    return {name: column for name, column in columns.items() if column}
 
 
 def _paths(value: Any) -> list[str]:

@@ -53,13 +53,18 @@ class RawTurn:
 
 @dataclass(frozen=True)
 class RawRow:
-    """A row that was read: its turns in order. id: the dataset's own, "" without; kind: of a conversation, if known."""
+    """A row that was read: its turns in order. id: the dataset's own, "" without; kind: of a conversation, if known.
+
+    licence, source_url: of the row itself, None where only the dataset has them.
+    """
 
     listed: ListedRow
     turns: tuple[RawTurn, ...]
     id: str = ""
     kind: str = ""
     scores: dict[str, Any] = field(default_factory=dict)
+    licence: Any = None
+    source_url: Any = None
 
     @property
     def uri(self) -> str:

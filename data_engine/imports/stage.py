@@ -122,7 +122,8 @@ class Import(Stage):
         first = pictures[0][0]
         source = Source(
             id=sample_id, sha256=digest, uri=row.uri, media_type=first.media_type, width=first.size[0],
-            height=first.size[1], licence=spec.licence, source_url=spec.source_url,
+            height=first.size[1], licence=_own(row.licence, spec.licence),
+            source_url=_own(row.source_url, spec.source_url),
             split=split_of(digest, self.run.seed, self.run.val_fraction), phash=perceptual_hash(graph.pixels[0]),
             grid=(graph.grid.width, graph.grid.height),
         )  # fmt: skip
@@ -148,7 +149,7 @@ class Import(Stage):
                 opened[digest] = open_picture(data, what, self.config.max_pixels)
             return opened[digest]
 
-        pairs = []
+        pairs: list[tuple[Picture, Picture]] = []
         for index, turn in enumerate(row.turns, start=1):
             what = _which(row, index)
             pair = picture(turn.source, f"{what}source"), picture(turn.result, f"{what}result")
@@ -166,6 +167,8 @@ class Import(Stage):
             graph.add(pair[0], before, before)
         parent = self._parent(graph, before, index)
         base, what = graph.pixels[parent], f"turn {index}"
+        if kind == "visual" and turn.reference is None:
+            raise RowRefused("missing_reference", f"{what}: a visual edit has no reference image")
         mask, origin = None, ""
         if TYPES[kind].local:
             mask, origin = self._mask(turn, pair[0], base, after, graph.grid, what, spec)
@@ -180,8 +183,9 @@ class Import(Stage):
               spec: DatasetSpec) -> tuple[Mask, str]:  # fmt: skip
         """The mask of a local edit, and where it is from."""
         if turn.mask is not None:
-            limits = {"resize": spec.resize_masks, "max_pixels": self.config.max_pixels}
-            return given_mask(turn.mask, source.size, grid, what, **limits), "dataset"
+            most = self.config.max_pixels
+            given = given_mask(turn.mask, source.size, grid, what, resize=spec.resize_masks, max_pixels=most)
+            return given, "dataset"
         mask = observed_mask(before, after, self.config.observed)
         if mask is None:
             raise RowRefused("no_visible_change", f"{what}: source and result look the same", 0.0)
@@ -212,18 +216,19 @@ class Import(Stage):
         hashes = {name: digest for digest, name in by_hash.items()}
         edges = []
         for index, draft in enumerate(drafts, start=1):
-            render: dict[str, Any] = {"renderer": spec.label, "reencoded": nodes[index] is not graph.data[index]}
-            members = {}
+            gates: dict[str, Any] = {**scores, "reencoded": nodes[index] is not graph.data[index]}
+            render: dict[str, Any] = {"renderer": spec.label, "certificate": spec.certificate}
+            members: dict[str, Any] = {}
             if draft.mask is not None:
                 members = {"mask": f"mask{index}.png", "mask_fraction": round(draft.mask.fraction, 6)}
                 blobs[f"mask{index}.png"] = encode_mask_png(draft.mask)
-                render |= {"mask": draft.origin, "composite": spec.composite, "certificate": spec.certificate}
+                gates |= {"mask_from": draft.origin, "composited": spec.composite}
             if draft.reference is not None:
                 members["reference"] = f"reference{index}.jpg"
                 blobs[f"reference{index}.jpg"] = self._reference(draft.reference, f"turn {index}, reference")
             before, after = names[draft.parent], names[index]
             edges.append(Edge(turn=index, source_node=before, result_node=after, source_sha256=hashes[before],
-                              result_sha256=hashes[after], gates=dict(scores), render=render, **members))  # fmt: skip
+                              result_sha256=hashes[after], gates=gates, render=render, **members))  # fmt: skip
         return Item(sample.model_copy(update={"edges": tuple(edges)}), blobs)
 
     def _reference(self, data: bytes, what: str) -> bytes:
@@ -259,6 +264,11 @@ class _Draft:
     mask: Mask | None
     origin: str
     reference: bytes | None
+
+
+def _own(value: Any, otherwise: str) -> str:
+    """A row's own licence or address as one printable line, or the dataset's."""
+    return (clean_text(value) if isinstance(value, str) else "") or otherwise
 
 
 def _on_grid(picture: Picture, grid: Grid) -> Image:

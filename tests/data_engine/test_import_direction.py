@@ -15,10 +15,7 @@ from editfoundry.data_engine.records import Edge, Sample, Source, Turn
 from editfoundry.data_engine.taxonomy import TYPES
 from editfoundry.photographs import photographs_home
 
-PHOTOGRAPH, CUTOUTS = (
-    "photographs/tree.jpg",
-    {"basketball": "basketball", "pineapple": "pineapple", "elephant": "elephant"},
-)
+PHOTOGRAPH, CUTOUTS = "photographs/tree.jpg", {"basketball": "basketball", "elephant": "elephant"}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +119,7 @@ def view(kind: str, before: np.ndarray, after: np.ndarray, mask: bool = True, **
 def test_the_wrong_picture_has_to_be_clearly_ahead() -> None:
     plain, red = tiny.scene(1), tiny.with_disc(tiny.scene(1))
     right, scorer = view("add", plain, red, target_label="red ball")
-    gap = direction(right, 0.1)["direction_gap"]
+    gap = direction(right, 0.1)["direction_gain"]
     assert isinstance(gap, float)
     assert gap > 0.1
     assert scorer.asked == ["red ball", "red ball"]
@@ -131,11 +128,11 @@ def test_the_wrong_picture_has_to_be_clearly_ahead() -> None:
         direction(swapped, 0.1)
     assert (failed.value.reason, failed.value.score) == ("swapped_direction", pytest.approx(-gap, abs=1e-3))
     assert "'red ball'" in failed.value.detail
-    assert direction(swapped, 1.0) == {"direction_gap": pytest.approx(-gap, abs=1e-3)}
+    assert direction(swapped, 1.0) == {"direction_gain": pytest.approx(-gap, abs=1e-3)}
     gone, _ = view("remove", red, plain, target_label="red ball")
-    assert direction(gone, 0.1) == {"direction_gap": pytest.approx(gap, abs=1e-3)}
+    assert direction(gone, 0.1) == {"direction_gain": pytest.approx(gap, abs=1e-3)}
     both, scorer = view("replace", red, plain, target_label="red ball", result_phrase="blue ball")
-    assert direction(both, 0.1) == {"direction_gap": pytest.approx(0, abs=1e-3)}
+    assert direction(both, 0.1) == {"direction_gain": pytest.approx(0, abs=1e-3)}
     assert scorer.asked == ["red ball", "red ball", "blue ball", "blue ball"]
 
 
@@ -151,7 +148,7 @@ def test_the_wrong_picture_has_to_be_clearly_ahead() -> None:
 )
 def test_what_cannot_be_decided_passes(kind: str, turn: dict[str, Any], mask: bool) -> None:
     seen, scorer = view(kind, tiny.with_disc(tiny.scene(1)), tiny.scene(1), mask, **turn)
-    assert direction(seen, 0.1) == {"direction_gap": None}
+    assert direction(seen, 0.1) == {"direction_gain": None}
     assert not scorer.asked
 
 
@@ -175,7 +172,7 @@ def test_swapped_pairs_on_a_real_photograph_are_caught_and_right_ones_pass(tmp_p
     if missing := [str(path) for path in paths if not path.is_file()]:
         pytest.skip(f"not there: {', '.join(missing)}; `editfoundry quickstart` fetches them")
     photograph = decode(paths[0].read_bytes())
-    grid = Grid.for_size(photograph.shape[1], photograph.shape[0], 150_000)
+    grid = Grid.for_size(photograph.shape[1], photograph.shape[0], 100_000)
     photograph = to_grid(photograph, grid)
     empty = tiny.png(photograph)
     rows: list[tuple[str, str, bytes, bytes]] = []
@@ -201,6 +198,6 @@ def test_swapped_pairs_on_a_real_photograph_are_caught_and_right_ones_pass(tmp_p
         shard_size=20,
     )
     assert sorted(result.rows) == sorted(text for text in texts if "swapped" not in text)
-    assert result.reasons == ["swapped_direction"] * 6
+    assert result.reasons == ["swapped_direction"] * 4
     assert all(reject.score < -0.12 for reject in result.rejects["verify"])
-    assert all(row["gate_direction_gap"] > 0.12 for row in result.rows.values())
+    assert all(row["gate_direction_gain"] > 0.12 for row in result.rows.values())

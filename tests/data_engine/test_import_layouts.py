@@ -9,6 +9,7 @@ import pytest
 
 from editfoundry.core.errors import ConfigError, UsageError
 from editfoundry.core.images import decode_jpeg, decode_mask_png
+from editfoundry.data_engine.imports.config import ImportConfig
 from editfoundry.data_engine.imports.listing import list_rows
 from editfoundry.data_engine.readers.storage import ContainerError
 
@@ -371,5 +372,36 @@ def test_pictures_of_the_engine_are_kept_to_the_byte(tmp_path: Path) -> None:
     )
     assert (result.member("Add a ball.", "source"), result.member("Add a ball.", "result")) == (before, after)
     assert result.member("Add a box.", "result") != exif
+    assert [row["gate_reencoded"] for row in result.rows.values()] == [False, True]
     assert b"Exif" not in result.member("Add a box.", "result")
     assert decode_jpeg(result.member("Add a box.", "source")).shape == (96, 128, 3)
+
+
+def test_text_of_a_table_that_is_not_utf8_is_a_reject_and_rights_are_the_rows_own(tmp_path: Path) -> None:
+    picture, after = tiny.png(tiny.scene(1)), tiny.png(tiny.with_disc(tiny.scene(1)))
+    texts = [b"Add a ball.", b"Add a \xff ball.", b"Add a box."]
+    offsets = pa.array([0, 11, 24, 34], pa.int32()).buffers()[1]
+    broken = pa.StringArray.from_buffers(3, offsets, pa.py_buffer(b"".join(texts)))
+    columns = {
+        "a": [picture] * 3,
+        "b": [after] * 3,
+        "t": broken,
+        "l": ["CC0", None, "MI\nT"],
+        "u": ["https://x.org/1"] * 3,
+    }
+    path = tiny.table(tmp_path / "x.parquet", columns, rows_per_group=3)
+    names = {"source": "a", "result": "b", "instruction": "t", "licence": "l", "source_url": "u"}
+    entry = {"layout": "parquet", "path": str(path), "type": "add", "columns": names, "licence": "CC-BY-4.0"}
+    result = tiny.imported(tmp_path / "run", entry)
+    assert result.reasons == ["damaged_table"]
+    assert [(row["licence"], row["source_url"]) for row in result.rows.values()] == [
+        ("CC0", "https://x.org/1"),
+        ("MI T", "https://x.org/1"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["imgedit", "omniedit", "parquet", "scaleedit", "webdataset"])
+def test_the_packaged_configurations_are_valid(name: str) -> None:
+    config = tiny.load_config(ImportConfig, f"data/import-{name}.yaml")
+    assert [spec.layout for spec in config.ingest.datasets] == [name]
+    assert config.verify.gates == ("geometry", "change", "direction")

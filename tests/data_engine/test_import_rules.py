@@ -135,6 +135,7 @@ def test_noise_outside_is_refused_pasted_over_or_measured(tmp_path: Path) -> Non
     measured = one(tmp_path / "3", source, result, dataset={"certificate": False}).rows["Add a ball."]
     assert 0 < measured["outside_mean"] < measured["outside_max"] == refused.rejects["verify"][0].score
     assert row["mask_area"] > measured["mask_area"]
+    assert (row["gate_mask_from"], row["gate_composited"], row["gate_reencoded"]) == ("observed", True, True)
 
 
 def test_pasting_changes_nothing_outside_of_its_mask() -> None:
