@@ -72,7 +72,7 @@ class _Editor(DiffusionModel):
 
 
 class FluxKontextEditor(_Editor):
-    """`ImageEditor` of FLUX.1 Kontext. Weights: `checkpoint`. Takes no references."""
+    """`ImageEditor` of FLUX.1 Kontext. Weights: `checkpoint` (flux1-kontext-dev). Takes no references."""
 
     name = "flux-kontext"
 
@@ -100,10 +100,10 @@ class FluxKontextEditor(_Editor):
 
 
 class QwenImageEditor(_Editor):
-    """`ImageEditor` of Qwen-Image-Edit. Weights: `checkpoint`, of the first release (one picture, batches) or of 2509
+    """`ImageEditor` of Qwen-Image-Edit. Weights: `checkpoint` (qwen-image-edit).
 
-    and later (references, one request at a time). The pipeline shows the model its picture at about a megapixel,
-    whatever `work_size` the result is made at.
+    Of the first release it takes one picture, in batches; of 2509 and later also references, one request at a time. The
+    pipeline shows the model its picture at about a megapixel, whatever `work_size` the result is made at.
     """
 
     name = "qwen-image-edit"

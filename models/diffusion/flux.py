@@ -33,7 +33,9 @@ FILL = "FluxFillPipeline"
 
 
 class FluxFillPainter(CroppingInpainter):
-    """`Inpainter` of FLUX.1 Fill: paints what a fill's prompt says, an object or a background. Weights: `checkpoint`.
+    """`Inpainter` of FLUX.1 Fill: paints what a fill's prompt says, an object or a background.
+
+    Weights: `checkpoint` (flux1-fill-dev).
 
     Diffusers rounds the blurred mask to black and white for this model; the blur smooths its outline.
     """
@@ -61,9 +63,9 @@ class FluxFillPainter(CroppingInpainter):
 
 
 class FluxReduxInserter(CroppingInpainter):
-    """`Inpainter` that puts the object of a fill's reference picture there: Redux turns the picture into words of the
+    """`Inpainter` that puts the object of a fill's reference picture there: Redux turns the picture into tokens beside
 
-    prompt, Fill paints them. Weights: `checkpoint` (Fill), `redux` (with its SigLIP tower).
+    the prompt's, Fill paints them. Weights: `checkpoint` (flux1-fill-dev), `redux` (flux1-redux-dev, with its SigLIP).
     """
 
     name = "flux-redux"
@@ -118,7 +120,8 @@ class FluxReduxInserter(CroppingInpainter):
 class FluxCannyAdjuster(CroppingInpainter):
     """`Inpainter` that repaints an object along its own edges with FLUX.1-dev and two ControlNets.
 
-    Weights: `checkpoint` (FLUX.1-dev), `controlnet` (Canny), `inpainting` (alimama's inpainting ControlNet).
+    Weights: `checkpoint` (flux1-dev), `controlnet` (flux1-controlnet-canny), `inpainting` (alimama's inpainting
+    ControlNet, flux1-controlnet-inpainting).
     """
 
     name = "flux-canny"
@@ -197,7 +200,7 @@ IP_ADAPTER_PARTS = ("image_encoder", "feature_extractor")
 
 
 class FluxReferenceGenerator(DiffusionModel):
-    """`ReferenceGenerator`: FLUX.1-dev draws one object on a plain background. Weights: `checkpoint`."""
+    """`ReferenceGenerator`: FLUX.1-dev draws one object on a plain background. Weights: `checkpoint` (flux1-dev)."""
 
     name = "flux"
 

@@ -25,6 +25,7 @@ T = TypeVar("T")
 HOW_NOT_WHAT = {"device", "offload", "compile", "batch"}
 """Options that decide how fast a result comes, not which."""
 QUANTISED = ("transformer", "unet", "text_encoder_2")
+QUANTISED_QWEN = ("transformer", "text_encoder")
 BITS_AND_BYTES: dict[str, tuple[str, dict[str, Any]]] = {
     "int8": ("bitsandbytes_8bit", {"load_in_8bit": True}),
     "nf4": ("bitsandbytes_4bit", {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
@@ -129,7 +130,7 @@ def resident(pipeline: str, options: DiffusionOptions) -> Any:
 
 def opened(pipeline: str, options: DiffusionOptions) -> Any:
     """A pipeline of the checkpoint with its LoRAs, shared with nobody and not yet placed."""
-    pipe = load_component(pipeline, checkpoint_path(options.checkpoint), options, **quantisation(options))
+    pipe = load_component(pipeline, checkpoint_path(options.checkpoint), options, **quantisation(pipeline, options))
     add_loras(pipe, options.loras)
     pipe.set_progress_bar_config(disable=True)
     return pipe
@@ -170,7 +171,7 @@ def from_folder(kind: Any, folder: Path, options: DiffusionOptions, **parts: Any
         raise ModelMissing(f"{folder}: not a checkpoint that {kind.__name__} can load: {reason}") from error
 
 
-def quantisation(options: DiffusionOptions) -> dict[str, Any]:
+def quantisation(pipeline: str, options: DiffusionOptions) -> dict[str, Any]:
     """The argument of `from_pretrained` that quantises. Raises UsageError on a CPU and without bitsandbytes."""
     if options.quantisation == "none":
         return {}
@@ -182,12 +183,13 @@ def quantisation(options: DiffusionOptions) -> dict[str, Any]:
         )
     from diffusers import PipelineQuantizationConfig
 
+    parts = QUANTISED_QWEN if pipeline.startswith("Qwen") else QUANTISED
     backend, arguments = BITS_AND_BYTES[options.quantisation]
     if options.quantisation == "nf4":
         arguments = {**arguments, "bnb_4bit_compute_dtype": options.precision()}
     return {
         "quantization_config": PipelineQuantizationConfig(
-            quant_backend=backend, quant_kwargs=arguments, components_to_quantize=list(QUANTISED)
+            quant_backend=backend, quant_kwargs=arguments, components_to_quantize=list(parts)
         )
     }
 

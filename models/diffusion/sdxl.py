@@ -69,7 +69,10 @@ class _SdxlInpainter(CroppingInpainter):
 
 
 class SdxlRemover(_SdxlInpainter):
-    """`Inpainter` that takes objects away: SDXL inpainting asked for emptiness. Weights: `checkpoint`."""
+    """`Inpainter` that takes objects away: SDXL inpainting asked for emptiness.
+
+    Weights: `checkpoint` (sdxl-inpainting, or sdxl-turbo).
+    """
 
     name = "sdxl-remover"
     max_fraction = 0.7
@@ -92,7 +95,10 @@ class SdxlRemover(_SdxlInpainter):
 
 
 class SdxlPainter(_SdxlInpainter):
-    """`Inpainter` that paints what a fill's prompt says, with the pipeline of the remover. Weights: `checkpoint`."""
+    """`Inpainter` that paints what a fill's prompt says, with the pipeline of the remover.
+
+    Weights: `checkpoint` (sdxl-inpainting, or sdxl-turbo).
+    """
 
     name = "sdxl-painter"
 
@@ -106,9 +112,10 @@ class SdxlPainter(_SdxlInpainter):
 
 
 class SdxlCannyAdjuster(_SdxlInpainter):
-    """`Inpainter` that repaints an object along its own edges (or depth). Weights: `checkpoint`, `controlnet`, and
+    """`Inpainter` that repaints an object along its own edges, or its depth.
 
-    `depth` if that is the condition.
+    Weights: `checkpoint` (sdxl-inpainting), `controlnet` (sdxl-controlnet-canny); with `condition: depth`, `controlnet`
+    (sdxl-controlnet-depth) and `depth` (depth-anything-v2-small).
     """
 
     name = "sdxl-canny"
@@ -136,7 +143,7 @@ class SdxlCannyAdjuster(_SdxlInpainter):
         return _karras(placed(pipe, self.options))
 
     def _weights(self) -> tuple[str, ...]:
-        return self.checkpoints + self.options.weights()
+        return (*self.checkpoints, *self.options.weights())
 
     def _arguments(self, crops: Sequence[Crop], fills: Sequence[Fill]) -> dict[str, Any]:
         options = self.options
@@ -150,10 +157,10 @@ class SdxlCannyAdjuster(_SdxlInpainter):
 
 
 class SdxlStyleTransfer(DiffusionModel):
-    """`StyleTransfer`: the picture drawn again along its edges (or depth), in words' and a reference's style.
+    """`StyleTransfer`: the picture drawn again along its edges, or its depth, in words' and a reference's style.
 
-    Weights: `checkpoint` (SDXL base), `controlnet`, `adapter` (the IP-Adapter repository's folder, with `sdxl_models`
-    in it), and `depth` if that is the condition.
+    Weights: `checkpoint` (sdxl-base), `controlnet` (sdxl-controlnet-canny), `adapter` (ip-adapter: a folder with
+    `sdxl_models` in it); with `condition: depth` as the adjuster's.
     """
 
     name = "sdxl-ip-adapter"
@@ -204,7 +211,7 @@ class SdxlStyleTransfer(DiffusionModel):
         return _karras(placed(pipe, options))
 
     def _weights(self) -> tuple[str, ...]:
-        return self.checkpoints + self.options.weights()
+        return (*self.checkpoints, *self.options.weights())
 
     def stylise(self, restyles: Sequence[Restyle]) -> list[Image]:
         """Each picture (uint8 [H, W, 3]) in its style, same size. One at a time: the adapter takes no batches.

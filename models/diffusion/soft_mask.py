@@ -26,14 +26,13 @@ class SoftMask:
         import torch
         from diffusers.utils.torch_utils import randn_tensor
 
+        own = generators([seed_for(seed, "soft mask") for seed in seeds])
         pixels = pipe.image_processor.preprocess(list(images)).to(pipe._execution_device, pipe.vae.dtype)
         with torch.no_grad():
-            encoded = pipe.vae.encode(pixels).latent_dist.mode()
-        self.original = encoded * pipe.vae.config.scaling_factor
+            self.original = pipe._encode_vae_image(pixels, own)  # in float32 where the autoencoder asks for it
         height, width = self.original.shape[-2:]
         small = [cv2.resize(mask, (width, height), interpolation=cv2.INTER_AREA) for mask in masks]
         self.mask = torch.from_numpy(np.stack(small)[:, None].astype(np.float32) / 255).to(self.original.device)
-        own = generators([seed_for(seed, "soft mask") for seed in seeds])
         self.noise = randn_tensor(self.original.shape, own, self.original.device, self.original.dtype)
 
     def __call__(self, pipe: Any, step: int, timestep: Any, tensors: dict[str, Any]) -> dict[str, Any]:

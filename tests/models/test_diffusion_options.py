@@ -124,11 +124,11 @@ def test_every_checkpoint_of_a_model_is_in_its_digest(weights: str, tmp_path: Pa
 
 def test_quantisation_is_refused_on_a_cpu_and_asks_for_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="int8 needs a GPU"):
-        quantisation(FluxFillPainter.Options(device="cpu", quantisation="int8"))
+        quantisation("FluxFillPipeline", FluxFillPainter.Options(device="cpu", quantisation="int8"))
     monkeypatch.setattr("editfoundry.models.diffusion.runtime.find_spec", lambda _: None)
     with pytest.raises(UsageError, match="pip install bitsandbytes"):
-        quantisation(FluxFillPainter.Options(device="cuda", quantisation="nf4"))
-    assert quantisation(FluxFillPainter.Options(device="cpu")) == {}
+        quantisation("FluxFillPipeline", FluxFillPainter.Options(device="cuda", quantisation="nf4"))
+    assert quantisation("FluxFillPipeline", FluxFillPainter.Options(device="cpu")) == {}
 
 
 def test_only_safetensors_loras_are_taken(tmp_path: Path) -> None:
