@@ -52,7 +52,7 @@ class Task:
     """
 
     shard: int
-    sources: tuple[Any, ...] = ()
+    sources: Sequence[Any] = ()
     careful: frozenset[int] = frozenset()
     verdicts: Mapping[int, str] = field(default_factory=dict)
 

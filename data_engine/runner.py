@@ -17,6 +17,7 @@ from editfoundry.data_engine.execution import Plan, Task
 from editfoundry.data_engine.executors.base import Executor
 from editfoundry.data_engine.executors.local import LocalExecutor
 from editfoundry.data_engine.forget import finish_journal
+from editfoundry.data_engine.layouts.base import Listed
 from editfoundry.data_engine.ledger import StageStore, full_disk_stops
 from editfoundry.data_engine.rundir import RunDir, StageState, State
 from editfoundry.data_engine.stages.base import Barrier, Stage
@@ -57,8 +58,8 @@ class Listing:
     def shards(self) -> int:
         return -(-self.count // self.shard_size)
 
-    def shard(self, number: int) -> tuple[Any, ...]:
-        return tuple(self.sources[number * self.shard_size:(number + 1) * self.shard_size])
+    def shard(self, number: int) -> Sequence[Any]:
+        return self.sources[number * self.shard_size:(number + 1) * self.shard_size]
 
 
 @dataclass
@@ -220,4 +221,6 @@ def _states(stages: Sequence[type[Stage]], fingerprints: Mapping[str, str], befo
 
 
 def _listing_digest(sources: Sequence[Any]) -> str:
+    if isinstance(sources, Listed):
+        return fingerprint(list(sources.identities()))
     return fingerprint([cast(Any, source).identity() for source in sources])

@@ -72,6 +72,11 @@ class Block(ABC):
     def source(self, index: int) -> SourceFile:
         """The source at that position."""
 
+    def identities(self) -> Iterator[str]:
+        """Texts that change when one of its sources does; what many sources share is said once."""
+        for index in range(len(self)):
+            yield self.source(index).identity()
+
 
 class Single(Block):
     """A block of one."""
@@ -99,13 +104,13 @@ class Refused(Single):
 class Listed(Sequence[SourceFile]):
     """The sources of a run in order: a sequence whose items are made when they are asked for.
 
-    A slice is a view; pickled, it becomes a tuple of its items.
+    A slice is a view; pickled, it is a tuple of its items, so that a shard brings its own sources and no more.
     """
 
-    def __init__(self, blocks: Sequence[Block], start: int = 0, stop: int | None = None) -> None:
+    def __init__(self, blocks: Sequence[Block]) -> None:
         self._blocks = blocks
         self._starts = [0, *itertools.accumulate(len(block) for block in blocks)]
-        self._range = range(start, self._starts[-1] if stop is None else stop)
+        self._range = range(self._starts[-1])
 
     def __len__(self) -> int:
         return len(self._range)
@@ -114,16 +119,24 @@ class Listed(Sequence[SourceFile]):
     def __getitem__(self, index: int) -> SourceFile: ...
 
     @overload
-    def __getitem__(self, index: slice) -> tuple[SourceFile, ...]: ...
+    def __getitem__(self, index: slice) -> "Listed": ...
 
-    def __getitem__(self, index: int | slice) -> SourceFile | tuple[SourceFile, ...]:
+    def __getitem__(self, index: int | slice) -> "SourceFile | Listed":
         if isinstance(index, slice):
-            return tuple(self._at(position) for position in self._range[index])
-        return self._at(self._range[index])
-
-    def _at(self, position: int) -> SourceFile:
+            view = Listed.__new__(Listed)
+            view._blocks, view._starts, view._range = self._blocks, self._starts, self._range[index]
+            return view
+        position = self._range[index]
         number = bisect.bisect_right(self._starts, position) - 1
         return self._blocks[number].source(position - self._starts[number])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (list(self),)
+
+    def identities(self) -> Iterator[str]:
+        """What changes when any of the sources of the whole listing does, in order; see `Block`."""
+        for block in self._blocks:
+            yield from block.identities()
 
 
 class Opened:

@@ -40,6 +40,12 @@ class JoinedRows(Rows):
         pixels = self._pixels[self._images[index]]
         return source.model_copy(update={"image": pixels.locator, "state": f"{source.state} {pixels.state}"})
 
+    def identities(self) -> Iterator[str]:
+        """The table's, that of everything pixels come from, and which row has which."""
+        yield from super().identities()
+        yield hashlib.sha256(self._images.tobytes()).hexdigest()
+        yield from self._pixels.identities()
+
 
 class Laion(Layout):
     """One source a row. `images` is an img2dataset output, or tars with an address in their json.

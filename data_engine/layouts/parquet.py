@@ -29,6 +29,10 @@ class Rows(Block):
         locator = Locator(containers=(encoded(self.address),), row=index)
         return self._layout._source(self.address, str(index), locator, self._state)
 
+    def identities(self) -> Iterator[str]:
+        """A row is its table and its number, so the table's state and length say it of all."""
+        yield f"{self.layout} {uri_of(self.address)} {self._count} {self._state}"
+
 
 class Parquet(Layout):
     """One source a row, streamed by row group. The image column is the one named, or the only one that holds images."""
