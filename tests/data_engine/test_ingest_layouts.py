@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 from fsspec.implementations.memory import MemoryFileSystem
 from photo_layouts import (
     img2dataset_rows,
@@ -32,7 +34,7 @@ from editfoundry.data_engine import runner
 from editfoundry.data_engine.audit import funnel
 from editfoundry.data_engine.cli import app
 from editfoundry.data_engine.forget import forget
-from editfoundry.data_engine.layouts import detect
+from editfoundry.data_engine.layouts import LAYOUTS, detect
 from editfoundry.data_engine.readers import storage, tables
 from editfoundry.data_engine.rundir import RunDir
 from editfoundry.data_engine.sources import IngestConfig, SourceSpec, list_sources
@@ -527,3 +529,11 @@ def test_a_run_over_containers_accounts_for_every_source_and_forgets_by_address(
     (row,) = funnel(RunDir.existing(folder)).rows
     assert (row.inputs, row.accepted, row.shards) == (15, 8, 3)
     assert row.rejects == {"download_failed": 4, "forgotten": 1, "metadata_punsafe": 2}
+
+
+def test_the_documented_sources_are_a_configuration() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    documented = validate(IngestConfig, yaml.safe_load(block)["ingest"], "sources.md")
+    assert {source.format for source in documented.sources} == set(LAYOUTS)
+    assert set(re.findall(r"^\| `([a-z0-9-]+)`", page.partition("## Columns")[0], re.MULTILINE)) == {*LAYOUTS, "auto"}

@@ -6,6 +6,7 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from numpy.typing import NDArray
 from source_stages import ingest
 
@@ -196,3 +197,15 @@ def test_long_windows_are_trimmed_around_the_subject() -> None:
     trimmed = _cut_to_aspect(Box(0, 0, 300, 100), core)
     assert (trimmed.width, trimmed.height) == (160, 100)
     assert trimmed.contains(core)
+
+
+def test_a_video_on_a_store_gives_what_the_same_file_gives(tmp_path: Path) -> None:
+    path = write(tmp_path / "one.avi", 30, one_walker)
+    MemoryFileSystem().pipe("/clips/one.avi", path.read_bytes())
+    video = {"analysis_width": 320}
+    local, _ = ingest(path, ingest={"sources": [{"path": str(path)}], "video": video})
+    remote, _ = ingest(path, ingest={"sources": [{"path": "memory://clips"}], "video": video})
+    assert local
+    assert [item.record.sha256 for item in remote] == [item.record.sha256 for item in local]
+    assert [item.record.motion for item in remote] == [item.record.motion for item in local]
+    assert remote[0].record.uri.startswith("memory:///clips/one.avi#frames=")
