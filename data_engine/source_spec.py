@@ -3,7 +3,6 @@
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 from urllib.parse import quote_from_bytes, unquote_to_bytes
@@ -244,12 +243,3 @@ def uri_of(address: str) -> str:
 def id_of(uri: str) -> str:
     """The id of what lies in a container, from its uri."""
     return sha256(uri.encode("utf-8", "backslashreplace"))[:16]
-
-
-def given(found: Mapping[str, str], spec: SourceSpec) -> dict[str, str]:
-    """Licence, address and text of a photograph: what its data say, else what the specification says of all."""
-    return {
-        "licence": found.get("licence") or spec.licence,
-        "source_url": found.get("url") or spec.source_url,
-        "text": found.get("text") or "",
-    }

@@ -49,11 +49,15 @@ def list_sources(config: IngestConfig, run: Path | None = None) -> Sequence[Sour
     found: list[Block] = []
     for number, spec in enumerate(config.sources):
         try:
-            found += layout_of(spec, number).blocks()
+            layout = layout_of(spec, number)
+            blocks = list(layout.blocks())
         except ConfigError:
             raise
         except (UsageError, ContainerError) as error:
             raise ConfigError(f"ingest.sources: {error}") from error
+        if not blocks and layout.format != "files":
+            raise ConfigError(f"ingest.sources: {spec.path}: holds nothing of the format {layout.format}")
+        found += blocks
     found.sort(key=lambda block: block.order)
     seen: set[tuple[str, str]] = set()
     kept: list[Block] = []

@@ -16,7 +16,7 @@ from editfoundry.data_engine.readers.tars import Archive, Member
 from editfoundry.data_engine.records import Caption
 from editfoundry.data_engine.source_spec import Locator, SourceFile, SourceSpec, id_of, uri_of
 
-OPEN_CONTAINERS = 4
+OPEN = {"table": 3, "tar": 8, "index": 8}
 T = TypeVar("T")
 
 
@@ -140,24 +140,26 @@ class Listed(Sequence[SourceFile]):
 
 
 class Opened:
-    """Containers a worker has open: the last few tables and tars, and the indices of tars by key."""
+    """Containers a worker has open: the last few tables and tars, and the indices of tars by key.
 
-    def __init__(self, keep: int = OPEN_CONTAINERS) -> None:
-        self._keep = keep
-        self._open: OrderedDict[tuple[str, ...], Any] = OrderedDict()
+    bytes_read: bytes of photographs and sidecars that were read.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[str, OrderedDict[tuple[str, ...], Any]] = {kind: OrderedDict() for kind in OPEN}
         self.bytes_read = 0
 
     def table(self, url: str) -> Table:
         """The table, open. Raises ContainerError."""
-        return self._held(("table", url), lambda: Table(url))
+        return self._held("table", (url,), lambda: Table(url))
 
     def archive(self, parts: Sequence[str]) -> Archive:
         """The tar, open. Raises ContainerError."""
-        return self._held(("tar", *parts), lambda: Archive(parts))
+        return self._held("tar", tuple(parts), lambda: Archive(parts))
 
     def members(self, parts: Sequence[str]) -> "TarIndex":
         """The members of a tar by name, from its headers."""
-        return self._held(("index", *parts), lambda: TarIndex(self.archive(parts)))
+        return self._held("index", tuple(parts), lambda: TarIndex(self.archive(parts)))
 
     def span(self, parts: Sequence[str], span: tuple[int, int], max_bytes: int) -> bytes:
         """Bytes of a tar. Raises ContainerError, and ImageError `too_many_bytes` before reading."""
@@ -177,17 +179,19 @@ class Opened:
 
     def close(self) -> None:
         """Close everything."""
-        while self._open:
-            self._close(self._open.popitem()[1])
+        for containers in self._open.values():
+            while containers:
+                self._close(containers.popitem()[1])
 
-    def _held(self, key: tuple[str, ...], make: Callable[[], T]) -> T:
-        if key in self._open:
-            self._open.move_to_end(key)
+    def _held(self, kind: str, key: tuple[str, ...], make: Callable[[], T]) -> T:
+        containers = self._open[kind]
+        if key in containers:
+            containers.move_to_end(key)
         else:
-            self._open[key] = make()
-            while len(self._open) > self._keep:
-                self._close(self._open.popitem(last=False)[1])
-        held: T = self._open[key]
+            containers[key] = make()
+            if len(containers) > OPEN[kind]:
+                self._close(containers.popitem(last=False)[1])
+        held: T = containers[key]
         return held
 
     def _close(self, container: Any) -> None:

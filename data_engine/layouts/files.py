@@ -21,7 +21,7 @@ from editfoundry.core.config import find_config, read_yaml, validate
 from editfoundry.core.errors import ConfigError
 from editfoundry.core.hashing import sha256
 from editfoundry.data_engine.layouts.base import Block, Found, Layout, Opened, Single
-from editfoundry.data_engine.readers.storage import file_system, info_identity, is_remote, storage_errors
+from editfoundry.data_engine.readers.storage import file_system, info_identity, is_remote, local_path, storage_errors
 from editfoundry.data_engine.source_spec import (
     SUFFIXES,
     Locator,
@@ -109,12 +109,13 @@ def _hidden(name: str, root: str) -> bool:
 
 
 def _roots(spec: SourceSpec) -> list[Path]:
-    if os.path.lexists(spec.path):
-        return [Path(spec.path)]
+    path = os.fspath(local_path(spec.path))
+    if os.path.lexists(path):
+        return [Path(path)]
     # Path.glob takes no absolute pattern.
-    matches = sorted(glob.glob(spec.path, recursive=spec.recursive), key=os.fsencode)  # noqa: PTH207
+    matches = sorted(glob.glob(path, recursive=spec.recursive), key=os.fsencode)  # noqa: PTH207
     if not matches:
-        what = "no file matches this pattern" if glob.has_magic(spec.path) else "no such file or folder"
+        what = "no file matches this pattern" if glob.has_magic(path) else "no such file or folder"
         raise ConfigError(f"ingest.sources: {spec.path}: {what}; paths are relative to {Path.cwd()}")
     return [Path(match) for match in matches]
 

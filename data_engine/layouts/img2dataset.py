@@ -58,7 +58,7 @@ class Img2dataset(Layout):
                 yield from self._shard(found, self._beside(found))
             elif found.endswith(".tar"):
                 yield from self._shard(f"{found.removesuffix('.tar')}.parquet", self._beside(found))
-            else:
+            elif not found.endswith("_stats.json"):
                 raise ConfigError(f"ingest.sources: {found}: not a folder, tar or Parquet file of img2dataset")
 
     def urls(self, url: str) -> Iterator[tuple[int, str, bool]]:

@@ -158,7 +158,8 @@ def _annotation(record: _Record) -> Annotation:
         for kind, regions in kinds
         for one in regions
     )
-    counts = {clean_text(name): count for name, count in record.obj_count.items() if count >= 0}
+    named = {**record.bg_count, **record.obj_count}
+    counts = {clean_text(name): count for name, count in named.items() if count >= 0}
     return Annotation(_caption(record), regions, dict(sorted(counts.items())),
                       (record.resolution.width, record.resolution.height))  # fmt: skip
 

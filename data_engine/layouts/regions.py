@@ -12,8 +12,9 @@ def with_annotation(source: Source, annotation: Annotation) -> tuple[Source, lis
     """The source with caption, regions and counts, and the rejects of regions that are not usable.
 
     A region keeps its mask on the grid, which must be of the photograph's size (`mask_size_mismatch`), must not be
-    damaged (`bad_mask`) nor empty on the grid (`empty_mask`); a box must be one and touch the grid (`bad_box`). Its
-    detector is "imported"; its one score is the segmenter's and stands in for a detector's.
+    damaged (`bad_mask`) nor empty on the grid (`empty_mask`); a box must be one and touch the grid (`bad_box`), and a
+    label be text (`bad_label`). Its detector is "imported"; its one score is the segmenter's and stands in for a
+    detector's.
     """
     regions: list[Region] = []
     rejects: list[Reject] = []
@@ -37,6 +38,8 @@ def with_annotation(source: Source, annotation: Annotation) -> tuple[Source, lis
 
 
 def _region(source: Source, size: tuple[int, int], number: int, marked: Marked) -> Region:
+    if not marked.label:
+        raise ImageError("bad_label", "its class name has no printable character")
     grid = Grid(*source.grid)
     mask = None if marked.mask is None else _mask(source, size, grid, marked.mask)
     box = _box_on_grid(marked.box, source, grid)

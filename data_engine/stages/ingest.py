@@ -18,7 +18,7 @@ from editfoundry.core.geometry import Box, Grid, grid_transform, to_grid
 from editfoundry.core.hashing import seed_for, sha256
 from editfoundry.core.images import decode, perceptual_hash, read_info
 from editfoundry.data_engine.framepairs import FramePair, select_pairs
-from editfoundry.data_engine.layouts import layout_of
+from editfoundry.data_engine.layouts import LAYOUTS
 from editfoundry.data_engine.layouts.base import Found, Layout, Opened
 from editfoundry.data_engine.layouts.metadata import MetadataCut
 from editfoundry.data_engine.layouts.regions import with_annotation
@@ -82,7 +82,7 @@ class Ingest(Stage):
             data = self._file(source)
             return Item(Prepared(source), {} if data is None else {"original": data})
         if source.spec not in self.layouts:
-            self.layouts[source.spec] = layout_of(self.config.sources[source.spec], source.spec)
+            self.layouts[source.spec] = LAYOUTS[source.format](self.config.sources[source.spec], source.spec)
         try:
             found = self.layouts[source.spec].read_source(source, self.opened, self.config.max_bytes)
         except MetadataCut as cut:

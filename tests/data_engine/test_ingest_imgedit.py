@@ -65,7 +65,7 @@ def test_caption_regions_and_counts_are_taken_over(tmp_path: Path) -> None:
     assert source.caption.text == "A red cup stands before a white wall."
     assert (source.caption.objects, source.caption.backgrounds) == (("cup", "red cup"), ("wall",))
     assert len(source.caption.summary.split()) == 15
-    assert source.counts == {"cup": 3}
+    assert source.counts == {"cup": 3, "wall": 1}
     assert source.scores == {"aesthetic": 5.25}
     cup, wall = source.regions
     assert (cup.label, cup.kind, cup.detector, wall.label, wall.kind) == (
@@ -101,12 +101,13 @@ def test_a_mask_of_another_size_is_a_region_reject_and_the_photograph_stays(tmp_
     outside = region("hat", None, [400, 300, 500, 400])
     flat = region("line", None, [10, 10, 10, 30])
     plain = region("spoon", None, [16, 16, 160, 128])
-    objects = [small, bad, empty, outside, flat, plain]
+    unnamed = region("\u0007", None, [16, 16, 160, 128])
+    objects = [small, bad, empty, outside, flat, unnamed, plain]
     segmentation = {"object": objects, "background": [], "box_format": "xyxy"}
     (source,), rejects = read(tmp_path, record(segmentation=segmentation))
     assert [(reject.type, reject.reason, reject.unit) for reject in rejects] == [
         ("lamp", "mask_size_mismatch", "region"), ("vase", "bad_mask", "region"), ("fork", "empty_mask", "region"),
-        ("hat", "bad_box", "region"), ("line", "bad_box", "region"),
+        ("hat", "bad_box", "region"), ("line", "bad_box", "region"), ("", "bad_label", "region"),
     ]  # fmt: skip
     (spoon,) = source.regions
     assert (spoon.label, spoon.mask, spoon.segmenter_score, spoon.area) == ("spoon", None, None, 0.0)

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import pickle
 import re
 import tarfile
 from pathlib import Path
@@ -390,6 +391,9 @@ def test_listing_a_table_reads_its_footer_and_no_row(tmp_path: Path, monkeypatch
     assert sources[17].id == sha256(f"{tmp_path}/many.parquet#17")[:16]
     assert [source.locator.row for source in sources[count - 3 : count + 5]] == [count - 3, count - 2, count - 1]
     assert sources[-1].locator.row == count - 1
+    shard = sources[1000:1003]
+    assert pickle.loads(pickle.dumps(shard)) == tuple(shard)  # noqa: S301
+    assert len(pickle.dumps(shard)) < 10_000
     (tmp_path / "many.parquet").unlink()
     assert len({source.identity() for source in sources[:100]}) == 100
 
@@ -415,6 +419,15 @@ def test_a_container_counts_once_and_never_inside_its_run(tmp_path: Path) -> Non
         list_sources(both, tmp_path)
 
 
+def test_a_path_without_anything_of_its_format_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    for name in ("webdataset", "parquet", "img2dataset"):
+        with pytest.raises(ConfigError, match=f"holds nothing of the format {name}"):
+            ingested(spec(tmp_path, name))
+    with pytest.raises(ConfigError, match="no such file or folder"):
+        ingested(spec(tmp_path / "none.tar", "webdataset"))
+
+
 def test_auto_takes_what_is_plain_and_asks_otherwise(tmp_path: Path) -> None:
     write_img2dataset(tmp_path / "out", [picture(1)])
     write_tar(tmp_path / "0.tar", {"a.png": picture(1)})
@@ -430,6 +443,8 @@ def test_auto_takes_what_is_plain_and_asks_otherwise(tmp_path: Path) -> None:
             detect(SourceSpec(path=str(tmp_path / name), format="auto"))
     sources, _ = ingested(spec(tmp_path / "hf.parquet", "auto"))
     assert [source.source_url for source in sources] == ["https://example.org"]
+    sources, _ = ingested(spec(tmp_path / "out" / "*", "auto"))
+    assert [Path(source.uri).name for source in sources] == ["00000.parquet#0"]
 
 
 def test_files_on_any_store(tmp_path: Path) -> None:
