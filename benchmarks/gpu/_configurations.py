@@ -1,0 +1,141 @@
+"""Sizes of the models measured: FULL as their releases state them, TINY of the same shape for a test on a CPU.
+
+Entries are the arguments of the libraries' configuration classes, without the ids of special tokens, which come from
+the tokenizer. Sources: the configuration files of the repositories that `models/store.yaml` names.
+"""
+
+from typing import Any
+
+Sizes = dict[str, dict[str, Any]]
+
+_CLIP_L = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
+           "projection_dim": 768, "hidden_act": "quick_gelu", "vocab_size": 49408}  # fmt: skip
+_VAE = {
+    "in_channels": 3,
+    "out_channels": 3,
+    "block_out_channels": (128, 256, 512, 512),
+    "down_block_types": ("DownEncoderBlock2D",) * 4,
+    "up_block_types": ("UpDecoderBlock2D",) * 4,
+    "layers_per_block": 2,
+    "norm_num_groups": 32,
+    "sample_size": 1024,
+}
+_SDXL_BLOCKS = {
+    "block_out_channels": (320, 640, 1280),
+    "layers_per_block": 2,
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
+    "attention_head_dim": (5, 10, 20),
+    "transformer_layers_per_block": (1, 2, 10),
+    "cross_attention_dim": 2048,
+    "use_linear_projection": True,
+    "addition_embed_type": "text_time",
+    "addition_time_embed_dim": 256,
+    "projection_class_embeddings_input_dim": 2816,
+}
+
+FULL: Sizes = {
+    "sdxl_text": _CLIP_L,
+    "sdxl_text_2": {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_attention_heads": 20,
+                    "projection_dim": 1280, "hidden_act": "gelu", "vocab_size": 49408},
+    "sdxl_vae": {**_VAE, "latent_channels": 4, "scaling_factor": 0.13025, "force_upcast": True},
+    "sdxl_unet": {**_SDXL_BLOCKS, "sample_size": 128, "in_channels": 9, "out_channels": 4,
+                  "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D")},
+    "sdxl_controlnet": {**_SDXL_BLOCKS, "in_channels": 4, "conditioning_embedding_out_channels": (16, 32, 96, 256)},
+    "flux_text": _CLIP_L,
+    "flux_text_2": {"vocab_size": 32128, "d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24, "num_heads": 64,
+                    "relative_attention_num_buckets": 32, "feed_forward_proj": "gated-gelu"},
+    "flux_vae": {**_VAE, "latent_channels": 16, "scaling_factor": 0.3611, "shift_factor": 0.1159, "force_upcast": True,
+                 "use_quant_conv": False, "use_post_quant_conv": False},
+    "flux_transformer": {"patch_size": 1, "in_channels": 384, "out_channels": 64, "num_layers": 19,
+                         "num_single_layers": 38, "attention_head_dim": 128, "num_attention_heads": 24,
+                         "joint_attention_dim": 4096, "pooled_projection_dim": 768, "guidance_embeds": True,
+                         "axes_dims_rope": (16, 56, 56)},
+    "sam2_backbone": {"hidden_size": 144, "num_attention_heads": 2, "image_size": [1024, 1024],
+                      "blocks_per_stage": [2, 6, 36, 4], "embed_dim_per_stage": [144, 288, 576, 1152],
+                      "num_attention_heads_per_stage": [2, 4, 8, 16], "window_size_per_stage": [8, 4, 16, 8],
+                      "global_attention_blocks": [23, 33, 43], "window_positional_embedding_background_size": [7, 7]},
+    "sam2_neck": {"fpn_hidden_size": 256},
+    "sam2_memory": {},
+    "dino_backbone": {"image_size": 384, "window_size": 12, "embed_dim": 128, "depths": [2, 2, 18, 2],
+                      "num_heads": [4, 8, 16, 32]},
+    "dino_text": {"vocab_size": 30522},
+    "dino": {"d_model": 256, "encoder_layers": 6, "decoder_layers": 6, "encoder_ffn_dim": 2048,
+             "decoder_ffn_dim": 2048, "num_queries": 900},
+    "dino_images": {"shortest_edge": 800, "longest_edge": 1333},
+    "clip": {"embed_dim": 768, "quick_gelu": True,
+             "vision_cfg": {"image_size": 224, "layers": 24, "width": 1024, "patch_size": 14},
+             "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 768, "heads": 12, "layers": 12}},
+    "qwen_text": {"vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+                  "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 128000,
+                  "rms_norm_eps": 1e-6,
+                  "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}},
+    "qwen_vision": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "window_size": 112,
+                    "fullatt_block_indexes": [7, 15, 23, 31], "out_hidden_size": 3584, "tokens_per_second": 2},
+}  # fmt: skip
+
+_TINY_TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+              "projection_dim": 32, "hidden_act": "gelu"}  # fmt: skip
+_TINY_VAE = {
+    "block_out_channels": (8, 16),
+    "down_block_types": ("DownEncoderBlock2D",) * 2,
+    "up_block_types": ("UpDecoderBlock2D",) * 2,
+    "layers_per_block": 1,
+    "latent_channels": 4,
+    "norm_num_groups": 4,
+    "sample_size": 32,
+    "force_upcast": False,
+}
+_TINY_BLOCKS = {
+    **_SDXL_BLOCKS,
+    "block_out_channels": (8, 16),
+    "layers_per_block": 1,
+    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+    "attention_head_dim": (2, 4),
+    "transformer_layers_per_block": (1, 1),
+    "cross_attention_dim": 64,
+    "addition_time_embed_dim": 8,
+    "projection_class_embeddings_input_dim": 80,
+    "norm_num_groups": 4,
+}
+
+TINY: Sizes = {
+    "sdxl_text": _TINY_TEXT,
+    "sdxl_text_2": _TINY_TEXT,
+    "sdxl_vae": _TINY_VAE,
+    "sdxl_unet": {**_TINY_BLOCKS, "sample_size": 32, "in_channels": 9, "out_channels": 4,
+                  "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D")},
+    "sdxl_controlnet": {**_TINY_BLOCKS, "in_channels": 4, "conditioning_embedding_out_channels": (4, 8)},
+    "flux_text": _TINY_TEXT,
+    "flux_text_2": {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4,
+                    "feed_forward_proj": "gated-gelu"},
+    "flux_vae": {**_TINY_VAE, "scaling_factor": 0.3611, "shift_factor": 0.1159, "use_quant_conv": False,
+                 "use_post_quant_conv": False},
+    "flux_transformer": {**FULL["flux_transformer"], "in_channels": 48, "out_channels": 16, "num_layers": 1,
+                         "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2,
+                         "joint_attention_dim": 32, "pooled_projection_dim": 32, "axes_dims_rope": (4, 4, 8)},
+    "sam2_backbone": {"hidden_size": 16, "num_attention_heads": 1, "image_size": [128, 128],
+                      "blocks_per_stage": [1, 1, 2, 1], "embed_dim_per_stage": [16, 32, 64, 128],
+                      "num_attention_heads_per_stage": [1, 2, 4, 8], "window_size_per_stage": [8, 4, 4, 4],
+                      "global_attention_blocks": [3]},
+    "sam2_neck": {"fpn_hidden_size": 32},
+    "sam2_memory": {"memory_attention_hidden_size": 32, "memory_attention_num_layers": 1,
+                    "memory_attention_feed_forward_hidden_size": 64, "memory_attention_num_attention_heads": 1,
+                    "memory_attention_rope_feat_sizes": [8, 8], "memory_encoder_hidden_size": 32,
+                    "memory_encoder_output_channels": 16, "mask_downsampler_embed_dim": 32,
+                    "memory_fuser_embed_dim": 32, "memory_fuser_intermediate_dim": 64, "memory_fuser_num_layers": 1},
+    "dino_backbone": {"image_size": 64, "window_size": 4, "embed_dim": 16, "depths": [1] * 4,
+                      "num_heads": [1, 2, 2, 2]},
+    "dino_text": {"vocab_size": 1030, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+                  "intermediate_size": 64},
+    "dino": {"d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
+             "decoder_attention_heads": 2, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "num_queries": 20},
+    "dino_images": {"shortest_edge": 96, "longest_edge": 192},
+    "clip": {"embed_dim": 32, "quick_gelu": True,
+             "vision_cfg": {"image_size": 32, "layers": 2, "width": 64, "head_width": 16, "patch_size": 8},
+             "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}},
+    "qwen_text": {**FULL["qwen_text"], "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 128,
+                  "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                  "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
+    "qwen_vision": {**FULL["qwen_vision"], "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2,
+                    "window_size": 56, "fullatt_block_indexes": [1], "out_hidden_size": 64},
+}  # fmt: skip

@@ -1,0 +1,158 @@
+"""The GPU benchmark: released sizes, the whole script on tiny models, and what it writes. Nothing here looks at a time."""
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from editfoundry.core.config import load_config
+from editfoundry.data_engine.config import RunConfig
+from editfoundry.data_engine.plan import ASSUMPTIONS, Assumptions, plan
+from editfoundry.models.manifest import packaged_manifest
+
+JOBS = {
+    "detector/grounding-dino": "image", "segmenter/sam2": "image", "scorer/clip": "region",
+    "image_embedder/clip": "image", "inpainter/sdxl-inpaint": "call", "painter/sdxl-inpaint": "call",
+    "adjuster/sdxl-canny": "call", "painter/flux-fill": "call", "captioner/qwen2.5-vl": "image",
+    "writer/qwen2.5-vl": "edit", "judge/qwen2.5-vl": "edit",
+}  # fmt: skip
+OURS = ("_configurations", "_models", "_subjects", "_overhead", "_measure", "stages")
+
+
+@pytest.fixture(scope="module")
+def stages(repository: Path) -> Iterator[Any]:
+    """The script as a module."""
+    path = list(sys.path)
+    sys.path.insert(0, str(repository / "benchmarks" / "gpu"))
+    try:
+        yield importlib.import_module("stages")
+    finally:
+        sys.path[:] = path
+        for name in OURS:
+            sys.modules.pop(name, None)
+
+
+def options(**named: Any) -> argparse.Namespace:
+    return argparse.Namespace(**{"only": None, "budget_s": 0.0, "limit_s": 60.0, "rounds": 1, **named})
+
+
+@pytest.mark.parametrize(
+    "checkpoint",
+    ["sdxl-inpainting", "sdxl-controlnet-canny", "flux1-fill-dev", "sam2.1-hiera-large", "grounding-dino-base",
+     "clip-vit-l14", "qwen2.5-vl-7b-instruct"],
+)  # fmt: skip
+def test_full_sizes_are_the_released_ones(stages: Any, checkpoint: str) -> None:
+    models = sys.modules["_models"]
+    with models.building("meta", torch.bfloat16):
+        parts = models.RELEASED[checkpoint](sys.modules["_configurations"].FULL)
+    entry = packaged_manifest().models[checkpoint]
+    assert entry.parameters is not None
+    assert models.weights(parts) == pytest.approx(entry.parameters, rel=0.01)
+    if entry.largest_part:
+        largest = max(models.weights({name: part}) for name, part in parts.items())
+        assert largest == pytest.approx(entry.largest_part, rel=0.01)
+    assert all(parameter.device.type == "meta" for part in parts.values() for parameter in part.parameters())
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_tiny_and_full_sizes_describe_the_same_parts(stages: Any) -> None:
+    configurations = sys.modules["_configurations"]
+    assert set(configurations.TINY) == set(configurations.FULL)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device, so the benchmark would run")
+def test_without_a_gpu_it_says_so_and_is_no_failure(repository: Path, tmp_path: Path) -> None:
+    child = subprocess.run([sys.executable, repository / "benchmarks/gpu/stages.py"], cwd=tmp_path, capture_output=True,
+                           text=True, check=False, timeout=120)  # fmt: skip
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.startswith("skipped: no CUDA device")
+
+
+@pytest.mark.slow
+def test_the_whole_script_runs_on_tiny_models(repository: Path, tmp_path: Path) -> None:
+    written, assumed = tmp_path / "gpu.json", tmp_path / "assumptions.yaml"
+    command = [sys.executable, repository / "benchmarks/gpu/stages.py", "--tiny", "--budget-s", "0", "--json", written,
+               "--assumptions", assumed]  # fmt: skip
+    child = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=400)
+    assert child.returncode == 0, child.stdout + child.stderr
+    content = json.loads(written.read_text())
+    assert content["tiny"] is True and content["device"] == "CPU"
+    assert {"python", "torch", "diffusers", "transformers"} < set(content["versions"])
+    assert {result["state"] for result in content["results"]} == {"measured"}
+    jobs = {result["job"]: result for result in content["results"] if "job" in result}
+    assert {name: job["per"] for name, job in jobs.items()} == JOBS
+    assert all(job["calls"] == 1 and job["seconds"]["median"] > 0 and job["peak_gb"] is None for job in jobs.values())
+    assert all(name in child.stdout for name in JOBS)
+    [overhead] = [result for result in content["results"] if result["subject"] == "runner"]
+    assert overhead["ratio"]["median"] > 0 and overhead["records"] == 8
+
+    used = load_config(Assumptions, str(assumed))
+    assert used.models["painter/flux-fill"].seconds == jobs["painter/flux-fill"]["seconds"]["median"]
+    assert used.models["painter/flux-fill"].basis.startswith("measured by benchmarks/gpu on CPU, tiny models, for no")
+    config = load_config(RunConfig, "data/full/replace.yaml", ["ingest.sources=[{path: x}]"])
+    notes = plan(config, 1000, 80, assumptions=str(assumed)).assumptions
+    assert any(
+        note.startswith("seconds of painter/flux-fill") and "measured by benchmarks/gpu" in note for note in notes
+    )
+
+
+def test_a_model_that_fails_is_reported_and_the_next_is_measured(
+    stages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[str] = []
+
+    def broken(bench: Any) -> list[Any]:
+        raise RuntimeError("CUDA out of memory")
+
+    def working(bench: Any) -> list[Any]:
+        return [stages.Job("detector/grounding-dino", "image", 4, "a test", lambda: calls.append("ran"))]
+
+    subjects = (stages.Subject("first", (), broken), stages.Subject("second", ("x",), working))
+    monkeypatch.setattr(stages, "SUBJECTS", subjects)
+    written = tmp_path / "out.json"
+    monkeypatch.setattr(sys, "argv", ["stages", "--tiny", "--only", "first", "--only", "second", "--rounds", "3",
+                                      "--json", str(written)])  # fmt: skip
+    with pytest.raises(SystemExit) as ended:
+        stages.main()
+    assert ended.value.code == 1
+    failed, measured = json.loads(written.read_text())["results"]
+    assert failed == {"subject": "first", "state": "failed", "reason": "RuntimeError: CUDA out of memory"}
+    assert measured["state"] == "measured" and measured["calls"] == 3 and calls == ["ran"] * 4
+    assert "first: failed: RuntimeError: CUDA out of memory" in capsys.readouterr().out
+
+
+def test_what_no_time_is_left_for_is_skipped(stages: Any, tmp_path: Path) -> None:
+    results = stages.measure_all(stages.Bench("cpu", True, tmp_path), options(limit_s=0.0))
+    assert [(result["subject"], result["state"]) for result in results] == [
+        (subject.name, "skipped") for subject in stages.SUBJECTS
+    ] + [("runner", "skipped")]
+
+
+def test_only_takes_names_that_exist(stages: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["stages", "--tiny", "--only", "sd15"])
+    with pytest.raises(SystemExit, match="--only sd15: there are grounding-dino, sam2"):
+        stages.main()
+
+
+def test_assumptions_take_what_was_measured_and_keep_the_rest(stages: Any, tmp_path: Path) -> None:
+    before = load_config(Assumptions, ASSUMPTIONS)
+    job = {"subject": "sdxl", "state": "measured", "job": "painter/sdxl-inpaint", "per": "call", "work": "21 steps",
+           "seconds": {"median": 1.25, "min": 1.0, "max": 2.0}, "weights_gb": 9.5, "peak_gb": 13.75}  # fmt: skip
+    results = [job, {"subject": "flux-fill", "state": "failed", "reason": "x"}]
+    why = "measured by benchmarks/gpu on NVIDIA H100, random weights"
+    path = tmp_path / "assumptions.yaml"
+    path.write_text(yaml.safe_dump(stages.assumptions(before, results, why)))
+    after = load_config(Assumptions, str(path))
+    cost = after.models["painter/sdxl-inpaint"]
+    assert (cost.seconds, cost.per, cost.working_gb, cost.basis) == (1.25, "call", 4.25, f"{why}; 21 steps")
+    assert after.machine == f"NVIDIA H100 where measured, else {before.machine}"
+    assert {**after.models, "painter/sdxl-inpaint": None} == {**before.models, "painter/sdxl-inpaint": None}
+    assert after.survives == before.survives and after.basis == before.basis
