@@ -87,8 +87,9 @@ class Img2dataset(Layout):
         else:
             data = self._stored(url, row["key"], opened, max_bytes)
         self._check(row, data)
-        text = facts.columns
-        return Found(data, text.text(row, "text"), text.text(row, "licence"), text.text(row, "url"), scores)
+        columns = facts.columns
+        texts = [columns.text(row, role) for role in ("text", "licence", "url")]
+        return Found(data, *texts, scores=scores)
 
     def _folder(self, folder: str) -> Iterator[Block]:
         there = names(folder)
