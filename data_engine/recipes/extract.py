@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 
 from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, Refused, on_donor, on_region
-from editfoundry.data_engine.recipes.generated import in_context, on_generated
+from editfoundry.data_engine.recipes.generated import described, in_context, on_generated
 from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Turn
 from editfoundry.data_engine.scene import Image, Scene
@@ -15,8 +15,6 @@ from editfoundry.models.embedded.compositing import composite
 
 GROUND, OBJECT = 6.0, 14.0
 """CIE76 difference from a drawing's ground up to which a pixel is ground, and from which on it is object."""
-MAX_UNEVEN = 0.1
-"""Largest share of a drawing's border that may differ from its ground."""
 
 
 class Extract(Recipe):
@@ -43,8 +41,8 @@ class Extract(Recipe):
         if not turn.operation.get("generated"):
             return scene
         side = min(scene.shape)
-        drawn = await tools.draw(turn.target_label, (side, side))
-        alone = centred(on_white(drawn), scene.shape)
+        drawn = await tools.draw(described(turn.target_label), (side, side))
+        alone = centred(on_white(drawn, tools.max_uneven_ground), scene.shape)
         area = tools.cover("inserter", tools.object_mask(turn.target))
         pixels = await tools.insert(scene.pixels, area, drawn, in_context(turn.target_label, tools.source))
         return replace(scene.painted_over(turn.target, pixels, area), alone=((turn.target, alone),))
@@ -60,10 +58,11 @@ class Extract(Recipe):
         return Edited(Scene((alpha * scene.base + (1 - alpha) * white).round().astype(np.uint8)))
 
 
-def on_white(drawing: Image) -> Image:
+def on_white(drawing: Image, max_uneven: float) -> Image:
     """A drawing (uint8 [h, w, 3]) of an object on a plain ground with the ground turned pure white.
 
-    What has the ground's colour but is enclosed by the object stays. Raises Refused when the ground is not plain.
+    What has the ground's colour but is enclosed by the object stays. Raises Refused when more than `max_uneven` of the
+    drawing's border differ from its ground.
     """
     lab = cv2.cvtColor(drawing.astype(np.float32) / 255, cv2.COLOR_RGB2LAB)
     frame = np.ones(drawing.shape[:2], bool)
@@ -71,7 +70,7 @@ def on_white(drawing: Image) -> Image:
     frame[margin:-margin, margin:-margin] = False
     distance = np.linalg.norm(lab - np.median(lab[frame], axis=0), axis=2)
     uneven = float((distance[frame] > OBJECT).mean())
-    if uneven > MAX_UNEVEN:
+    if uneven > max_uneven:
         raise Refused("ground_not_plain", f"{uneven:.0%} of the drawing's border differ from its ground")
     _, parts = cv2.connectedComponents((distance < OBJECT).astype(np.uint8), connectivity=8)
     ground = (parts > 0) & np.isin(parts, np.unique(parts[frame]))

@@ -40,6 +40,8 @@ class Tools(ABC):
 
     source: Source
     original: Image
+    max_uneven_ground: float = 0.1
+    """Share of a drawing's border that may differ from its ground, where the object alone is wanted of it."""
 
     @abstractmethod
     def cutout(self, sha256: str) -> Image:

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from editfoundry.data_engine.recipes.base import Draft, Edited, Plan, Recipe, change_mask, on_donor, plain_reference
-from editfoundry.data_engine.recipes.generated import in_context, on_generated, proposals
+from editfoundry.data_engine.recipes.generated import described, in_context, on_generated, proposals
 from editfoundry.data_engine.recipes.replace import Replace, find_swap
 from editfoundry.data_engine.recipes.tools import Tools
 from editfoundry.data_engine.records import Placement, Turn
 from editfoundry.data_engine.scene import Image, Scene
 
-DRAWN_SIDE = 512
+MAX_DRAWN_SIDE = 512
+"""Side in pixels of a drawn reference, which is square; smaller pictures get one of their own short side."""
 
 
 class Visual(Recipe):
@@ -33,7 +34,8 @@ class Visual(Recipe):
 
     async def references(self, turn: Turn, tools: Tools) -> tuple[Image, ...]:
         if turn.operation.get("generated"):
-            return (await tools.draw(turn.result_phrase, (DRAWN_SIDE, DRAWN_SIDE)),)
+            side = min(MAX_DRAWN_SIDE, *tools.source.grid)
+            return (await tools.draw(described(turn.result_phrase), (side, side)),)
         return (plain_reference(tools.cutout(Placement.model_validate(turn.operation).donor)),)
 
     async def render(self, scene: Scene, turn: Turn, tools: Tools) -> Edited:

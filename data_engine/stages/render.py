@@ -33,10 +33,12 @@ class RenderConfig(Config):
     Conversations keep their recipes, since their turns speak of what was said before, which an editor does not see.
     best_of: by type, how many attempts a generative model or editor makes, of which the judge (`models.judge`) picks
     the best; types not named have one, which nobody judges here. A drawn `extract` has one: it is made with its source.
+    max_uneven_ground: share of a drawing's border that may differ from its ground, for the object to be cut out of it.
     """
 
     editors: tuple[str, ...] = ()
     best_of: dict[str, Annotated[int, Field(ge=1, le=16)]] = Field(default_factory=dict)
+    max_uneven_ground: float = Field(default=0.1, ge=0, le=1)
 
     @field_validator("editors", "best_of")
     @classmethod
@@ -202,6 +204,7 @@ class StageTools(Tools):
 
     def __init__(self, stage: Render, item: Item, turn: int = 0, attempt: int = 0) -> None:
         self.source, self.original = item.record.source, item.pixels[0]
+        self.max_uneven_ground = stage.config.max_uneven_ground
         self._stage, self._item = stage, item
         self._place, self._calls = (item.record.id, "render", turn, attempt), 0
 

@@ -9,6 +9,7 @@ import pytest
 from recipe_world import (
     CUTOUTS,
     DONORS,
+    DiscDrawer,
     FlatPainter,
     Inverter,
     ScriptedJudge,
@@ -32,7 +33,7 @@ from editfoundry.data_engine.recipes.generated import generated_add, generated_a
 from editfoundry.data_engine.records import Reject, Sample
 from editfoundry.data_engine.stages.base import Artifacts, Item
 from editfoundry.data_engine.stages.render import Render, RenderConfig
-from editfoundry.models.protocols import Instructed
+from editfoundry.models.protocols import Drawing, Instructed
 from editfoundry.models.registry import REGISTRY
 
 FAKES = {
@@ -180,6 +181,15 @@ def test_a_refused_sample_leaves_the_others_of_its_batch_alone() -> None:
     assert contents(outcomes[1]) == contents(render(everything(), good)[0])
 
 
+class Noisy(DiscDrawer):
+    """Draws coarse noise, which has no ground."""
+
+    def draw(self, drawings: Sequence[Drawing]) -> list[np.ndarray]:
+        side = drawings[0].size[0]
+        coarse = np.random.default_rng(0).integers(0, 255, (side // 8, side // 8, 3), np.uint8)
+        return [coarse.repeat(8, axis=0).repeat(8, axis=1)]
+
+
 class Broken(FlatPainter):
     def inpaint(self, fills: Any) -> list[np.ndarray]:
         raise RuntimeError("out of memory")
@@ -198,6 +208,16 @@ def test_placed_objects_need_no_generative_model() -> None:
     [outcome] = render(stage, sample_of("remove", origin="donor"))
     assert isinstance(outcome, Item)
     assert outcome.record.edges[0].render == {} and outcome.record.turns[0].origin == "donor"
+
+
+def test_how_plain_a_drawings_ground_must_be_is_configured() -> None:
+    reasons = []
+    for most in (0.1, 1.0):
+        stage = everything(max_uneven_ground=most)
+        stage.models["reference"] = Noisy()
+        [outcome] = render(stage, sample_of("extract"))
+        reasons.append(outcome.reason if isinstance(outcome, Reject) else "")
+    assert reasons == ["ground_not_plain", ""]
 
 
 # Editors
@@ -281,7 +301,7 @@ def test_the_editor_sees_the_reference_of_a_visual_edit_which_is_stored() -> Non
     stage = everything(editors=["visual"])
     placed, drawn = render(stage, sample_of("visual", 1, origin="donor"), sample_of("visual", 2))
     [[first], [second]] = stage.models["editor"].calls  # the second's reference had to be drawn first
-    assert first.references[0].shape == (256, 256, 3) and second.references[0].shape == (512, 512, 3)
+    assert first.references[0].shape == (256, 256, 3) and second.references[0].shape == (448, 448, 3)
     for outcome, request in zip((placed, drawn), (first, second), strict=True):
         assert isinstance(outcome, Item)
         stored = decode_jpeg(outcome.blobs[outcome.record.edges[0].reference])
