@@ -72,8 +72,8 @@ class Img2dataset(Layout):
                     yield row, values[column], values["status"] == SUCCESS
 
     def read(self, locator: Locator, opened: Opened, max_bytes: int) -> Found:
-        url = locator.urls[0]
-        table = opened.table(url)
+        place = locator.urls[0]
+        table = opened.table(place)
         facts = self._facts(table)
         row = table.row(locator.row, facts.metadata)
         if row["status"] != SUCCESS:
@@ -85,11 +85,11 @@ class Img2dataset(Layout):
             data = image_bytes(table.row(locator.row, [facts.image])[facts.image], max_bytes)
             opened.bytes_read += len(data)
         else:
-            data = self._stored(url, row["key"], opened, max_bytes)
+            data = self._stored(place, row["key"], opened, max_bytes)
         self._check(row, data)
         columns = facts.columns
-        texts = [columns.text(row, role) for role in ("text", "licence", "url")]
-        return Found(data, *texts, scores=scores)
+        text, licence, url = (columns.text(row, role) for role in ("text", "licence", "url"))
+        return Found(data, text, licence, url, scores)
 
     def _folder(self, folder: str) -> Iterator[Block]:
         there = names(folder)
