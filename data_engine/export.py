@@ -194,7 +194,7 @@ def region_json(source: Source) -> dict[str, Any]:
 def _segment(region: Region) -> dict[str, Any]:
     mask = region.mask["counts"] if region.mask else None
     return {"class_name": region.label, "bbox": list(region.box), "mask": mask, "score": region.detector_score,
-            "clip_score": region.scorer_score, "aes_score": None}
+            "clip_score": region.scorer_score, "aes_score": region.aesthetic}
 
 
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])

@@ -250,6 +250,8 @@ def _options(role: str, spec: ModelSpec) -> dict[str, Any]:
     if not hasattr(found, "Options"):
         return {}
     options: dict[str, Any] = found.Options.model_validate(spec.options).model_dump()
+    if found.__module__.startswith("editfoundry.models.perception."):
+        options["dtype"] = "float32"  # their weights stay so; a lower precision is that of the computation
     return options
 
 

@@ -143,6 +143,7 @@ def describe(sample: Sample, turn: Turn, edge: Edge, row: EdgeRow) -> dict[str, 
         "result_phrase": turn.result_phrase, "operation": turn.operation,
         "objects": [placement.model_dump(mode="json") for placement in sample.initial],
         "mask_area": edge.mask_fraction, "gates": edge.gates, "origin": turn.origin, "donors": sample.donors,
+        "worded_by": turn.worded_by, "render": edge.render,
         "source": {"sha256": source.sha256, "url": source.source_url, "licence": source.licence},
         "stack": row.stack, "split": sample.split, "grid": source.grid,
     }
