@@ -368,6 +368,17 @@ def test_the_cap_stops_in_time_and_a_higher_one_goes_on(tmp_path: Path) -> None:
     assert server.billed == (more.ledger.account().prompt_tokens, more.ledger.account().completion_tokens)
 
 
+def test_a_reservation_that_a_dead_process_left_is_waited_for_only_as_long_as_it_could_live() -> None:
+    with serve([answer(GOOD)]) as server:
+        client = ChatClient(endpoint(server.url, budget_usd=0.001, timeout_s=0.3), Ledger())
+        client.ledger.reserve("of a process that died", 900_000)
+        start = time.monotonic()
+        with pytest.raises(BudgetReached, match=r"\$0\.0009 set aside for requests in flight"):
+            client.ask([question()])
+    assert time.monotonic() - start >= 0.3
+    assert server.requests == []
+
+
 def test_a_server_that_names_no_usage_is_charged_in_full() -> None:
     body = json.dumps({"choices": [{"message": {"content": json.dumps(GOOD)}, "finish_reason": "stop"}]})
     with serve([Response(body.encode())]) as server:
@@ -495,7 +506,7 @@ def test_the_process_ledger_is_used_unless_the_client_has_one(tmp_path: Path) ->
 def test_a_ledger_that_cannot_be_used_stops_at_once(tmp_path: Path) -> None:
     (tmp_path / "l.sqlite").write_bytes(b"no database at all, but long enough to be looked at" * 50)
     with serve([answer(GOOD)]) as server:
-        for path, words in ((tmp_path / "l.sqlite", "damaged"), (tmp_path / "none/l.sqlite", "cannot be used")):
+        for path, words in ((tmp_path / "l.sqlite", "damaged"), (tmp_path / "none/l.sqlite", "cannot be made")):
             with pytest.raises(LedgerError, match=words):
                 ChatClient(endpoint(server.url), Ledger(path)).ask([question(), question("b")])
     assert server.requests == []

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,16 @@ from hypothesis import strategies as st
 from editfoundry.core.chat import ledger as ledger_module
 from editfoundry.core.chat.account import usd
 from editfoundry.core.chat.client import ChatClient, Endpoint
-from editfoundry.core.chat.ledger import BudgetReached, Ledger, LedgerError, StoredReply, check_ledger, forget_subjects
+from editfoundry.core.chat.ledger import (
+    LOCAL_FILE_SYSTEMS,
+    BudgetReached,
+    Ledger,
+    LedgerError,
+    StoredReply,
+    check_ledger,
+    forget_subjects,
+    journal_mode,
+)
 from editfoundry.core.chat.messages import Answered, ChatRequest, Reply
 
 BUDGET_EXIT = 7
@@ -176,6 +186,7 @@ def test_the_message_says_what_was_spent_and_how_to_go_on() -> None:
     ledger.reserve("c", 5 * 10**8)
     with pytest.raises(BudgetReached) as caught:
         ledger.reserve("d", 2_000_000, budget=4 * 10**9)
+    assert caught.value.in_flight == (3,)
     assert str(caught.value) == (
         "the budget of $4.00 is reached: $2.50 spent, $1.00 in doubt (attempts whose bill is not known), $0.5 set "
         "aside for requests in flight, and the next request may cost $0.002; every reply so far is kept: raise "
@@ -199,8 +210,12 @@ def test_reading_makes_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_forgetting_leaves_no_byte(tmp_path: Path) -> None:
+@pytest.mark.parametrize("local", [True, False])
+def test_forgetting_leaves_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: bool) -> None:
+    if not local:
+        monkeypatch.setattr(ledger_module, "LOCAL_FILE_SYSTEMS", ())
     path = tmp_path / "l.sqlite"
+    assert journal_mode(path) == ("wal" if local else "delete"), "tests run on a local disk"
     ledger = Ledger(path)
     for number in range(40):
         text = f"SECRET{number}; " * (2000 if number % 7 == 0 else 3)
@@ -229,15 +244,43 @@ def test_forgetting_leaves_no_byte(tmp_path: Path) -> None:
     assert ledger.lookup("key1") == answered("anew")
 
 
+def test_a_ledger_moved_to_another_kind_of_disk_changes_its_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, modes = tmp_path / "l.sqlite", []
+    for systems in (LOCAL_FILE_SYSTEMS, (), LOCAL_FILE_SYSTEMS):
+        monkeypatch.setattr(ledger_module, "LOCAL_FILE_SYSTEMS", systems)
+        ledger = Ledger(path)
+        ledger.abandon_started()
+        ledger.reserve("k", 1)
+        ledger.close()
+        with closing(sqlite3.connect(path)) as database:
+            modes.append(database.execute("PRAGMA journal_mode").fetchone()[0])
+    assert modes == ["wal", "delete", "wal"]
+    assert [path.name for path in tmp_path.iterdir()] == ["l.sqlite"]
+
+
+def test_a_reader_in_the_way_of_forgetting_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "LOCK_WAIT_S", 0.2)
+    ledger = Ledger(tmp_path / "l.sqlite")
+    ledger.settle(ledger.reserve("k", 1, subject="s"), "answered", cost=1, reply=answered("SECRET"))
+    other = sqlite3.connect(tmp_path / "l.sqlite", isolation_level=None)
+    other.execute("BEGIN")
+    other.execute("SELECT * FROM requests").fetchall()
+    with pytest.raises(LedgerError, match="stop that process and forget again"):
+        ledger.forget(["s"])
+    other.close()
+    ledger.forget(["s"])
+    ledger.close()
+    assert b"SECRET" not in (tmp_path / "l.sqlite").read_bytes()
+
+
 @pytest.mark.parametrize("content", [b"", b"SQLite format 3\0" + b"\xff" * 4000, b"text " * 2000])
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "l.sqlite"
     path.write_bytes(content)
-    if not content:
-        check_ledger(path)  # a process died before it could write anything
-        return
     for use in (check_ledger, lambda file: Ledger(file).account(), lambda file: Ledger(file).reserve("k", 1)):
-        with pytest.raises(LedgerError, match=r"l\.sqlite: (damaged|cannot be used)"):
+        with pytest.raises(LedgerError, match=r"l\.sqlite: (damaged|is no ledger of this version)"):
             use(path)
 
 

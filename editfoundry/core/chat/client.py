@@ -7,7 +7,9 @@ replies = client.ask([ChatRequest(system="You describe photographs.", parts=["De
 
 import asyncio
 import ssl
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache, partial
 
 from pydantic import SecretStr
@@ -46,6 +48,7 @@ except ImportError as error:
 __all__ = ["BudgetReached", "ChatClient", "Endpoint"]
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
+LOOK_AGAIN_S = 0.5
 _NEVER_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
 
 
@@ -91,7 +94,6 @@ class _Asking:
     def __init__(self, endpoint: Endpoint, ledger: Ledger, http: httpx.AsyncClient, key: SecretStr | None) -> None:
         self.endpoint, self.ledger, self.http, self.key = endpoint, ledger, http, key
         self.stopped = False
-        self.in_flight = self.landings = 0
         self.landed = asyncio.Event()
 
     async def all(self, requests: Sequence[ChatRequest]) -> list[Reply]:
@@ -171,13 +173,13 @@ class _Asking:
             await asyncio.to_thread(self._settle, attempt, outcome)
             return outcome
         finally:
-            self.landings += 1
-            self._leave()
+            self.landed.set()
 
     async def _reserve(self, name: str, request: ChatRequest) -> Attempt:
-        """Set the attempt's bound aside. Where that is too much for now, wait for others to land: they mostly cost less
+        """Set the attempt's bound aside. Where that is too much, wait for those in flight, here and in other processes:
 
-        than was set aside for them.
+        they mostly cost less than was set aside for them, and when the run then stops they are finished and kept.
+        Attempts that stay in flight beyond the time they have are of a process that died.
         """
         budget = self.endpoint.budget_usd
         reserve = partial(
@@ -189,26 +191,18 @@ class _Asking:
             model=self.endpoint.model,
             budget=None if budget is None else round(budget * NANO),
         )
+        in_flight, deadline = None, 0.0
         while True:
-            landings = self.landings
-            self.in_flight += 1
             try:
                 return await asyncio.to_thread(reserve)
-            except BudgetReached:
-                self.in_flight -= 1
-                if self.landings == landings and self.in_flight == 0:
-                    self.landed.set()
+            except BudgetReached as error:
+                if error.in_flight != in_flight:
+                    in_flight, deadline = error.in_flight, time.monotonic() + self.endpoint.timeout_s + LOOK_AGAIN_S
+                if not in_flight or time.monotonic() > deadline:
                     raise
-            except BaseException:
-                self._leave()
-                raise
-            if self.landings == landings:
-                self.landed.clear()
-                await self.landed.wait()
-
-    def _leave(self) -> None:
-        self.in_flight -= 1
-        self.landed.set()
+            self.landed.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self.landed.wait(), LOOK_AGAIN_S)
 
     async def _post(self, body: bytes, request: ChatRequest) -> Outcome:
         """Send, and read all of the response, within `timeout_s` by the wall clock however slowly bytes come."""
