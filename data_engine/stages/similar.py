@@ -84,7 +84,7 @@ class Similar(Barrier):
 
     def setup(self, artifacts: Artifacts) -> None:
         super().setup(artifacts)
-        self.artifacts = artifacts
+        self._read = artifacts.blob
 
     def gather(self, rows: Callable[[str], Iterator[tuple[int, dict[str, Any]]]]) -> Iterator[Item]:
         if not self.config.wanted:
@@ -102,7 +102,7 @@ class Similar(Barrier):
         yield from (Item(found[source.uri]) for source in sources if source.uri in found)
 
     def _vector(self, shard: int, source: Source) -> Float:
-        data = self.artifacts.blob("filter", shard, source.id, EMBEDDING)
+        data = self._read("filter", shard, source.id, EMBEDDING)
         return np.frombuffer(data, np.float16).astype(np.float32)
 
     def _contaminated(self, sources: Sequence[Source], vectors: Float) -> Iterator[Likeness]:
@@ -178,6 +178,7 @@ def near_pairs(vectors: Float, near: float) -> tuple[NDArray[np.int64], NDArray[
         raise EditFoundryError("similar.near needs FAISS: pip install 'editfoundry[full]'") from error
     faiss.omp_set_num_threads(1)
     count, width = vectors.shape
+    index: Any
     if count <= EXACT_UP_TO:
         index = faiss.IndexFlatIP(width)
     else:

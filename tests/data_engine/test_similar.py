@@ -15,6 +15,7 @@ from editfoundry.core.errors import ConfigError
 from editfoundry.core.hashing import sha256
 from editfoundry.core.images import perceptual_hash
 from editfoundry.data_engine.records import Source
+from editfoundry.data_engine.stages.base import Item
 from editfoundry.data_engine.stages.caption import Caption
 from editfoundry.data_engine.stages.filter import Filter
 from editfoundry.data_engine.stages.similar import EMBEDDING, Similar, near_pairs
@@ -123,8 +124,6 @@ def test_what_is_too_similar_ends_before_it_is_captioned() -> None:
     stage.models = {}
     stage.setup(Committed([row]))
     other = record.model_copy(update={"uri": "b"})
-    from editfoundry.data_engine.stages.base import Item
-
     ((reject,),) = stage.process([stage.prepare(Item(other))])
     assert (reject.reason, reject.stage) == ("similar_photograph", "caption")
 
@@ -139,3 +138,17 @@ def test_near_pairs_are_those_of_brute_force(seed: int, count: int, near: float)
     sure = {(i, j) for i, j in np.argwhere(products >= near + 1e-5).tolist() if i < j}
     possible = {(i, j) for i, j in np.argwhere(products >= near - 1e-5).tolist() if i < j}
     assert sure <= found <= possible
+
+
+def test_very_many_photographs_are_searched_by_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(0).normal(size=(3000, 32)).astype(np.float32)
+    vectors[2000:2050] = vectors[:50] + 0.01 * vectors[50:100]
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    exact = near_pairs(vectors, 0.99)
+    monkeypatch.setattr("editfoundry.data_engine.stages.similar.EXACT_UP_TO", 100)
+    found = near_pairs(vectors, 0.99)
+    assert len(exact[0]) == 50
+    assert set(zip(*map(np.ndarray.tolist, found), strict=True)) == set(
+        zip(*map(np.ndarray.tolist, exact), strict=True)
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(near_pairs(vectors, 0.99), found, strict=True))
