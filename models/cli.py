@@ -1,4 +1,7 @@
-"""`editfoundry models`: list, pull and locate model weights. JSON goes to stdout; progress and messages to stderr."""
+"""`editfoundry models`: list, pull and locate model weights, and show what configurations can name.
+
+JSON goes to stdout; progress and messages to stderr.
+"""
 
 import json
 from enum import StrEnum
@@ -19,6 +22,7 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
+from editfoundry.models.implementations import implementations, markdown
 from editfoundry.models.store import Store
 
 app = typer.Typer(no_args_is_help=True, help="List, pull and locate model weights.", rich_markup_mode=None,
@@ -96,6 +100,27 @@ def model_path(model: Annotated[str | None, typer.Argument(help="Model id; none 
     """Print where a model's weights are: a file, or a directory when it has several files."""
     store = Store()
     typer.echo(str(store.path(model)) if model else str(store.cache_dir))
+
+
+@app.command("implementations")
+def list_implementations(
+    as_json: AsJson = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the reference page of the documents.")] = False,
+) -> None:
+    """Show everything a configuration can name under `models`: role, stack, checkpoints, options."""
+    if as_markdown:
+        typer.echo(markdown(), nl=False)
+        return
+    found = list(implementations())
+    if as_json:
+        typer.echo(json.dumps([one.row() for one in found], indent=2))
+        return
+    table = Table("role", Column("name", no_wrap=True), "stack", "checkpoints", "what it is", box=SIMPLE)
+    for one in found:
+        table.add_row(one.role, f"{one.name}{' *' if one.default else ''}", one.stack, ", ".join(one.checkpoints),
+                      one.summary)
+    Console(markup=False).print(table)
+    typer.echo("* its stack's default. --json and --markdown give the options with their defaults.")
 
 
 class PullProgress:
