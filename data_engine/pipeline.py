@@ -1,4 +1,4 @@
-"""The one order of stages. `duplicates`, `similar` and `catalogue` are barriers; the other ten are the pipeline users know."""
+"""The one order of stages. `duplicates`, `similar` and `catalogue` are barriers; users know the other ten."""
 
 from editfoundry.data_engine.stages.base import Stage
 from editfoundry.data_engine.stages.caption import Caption

@@ -15,13 +15,15 @@ CONVERSATIONS = ("content_memory", "content_understanding", "version_backtrackin
 class EditType:
     """One row: name, whether it is local, the recipe that does it, and the default wordings of its instruction.
 
-    generated: roles of the models that make its generated variant; empty where it has none.
+    photograph: roles of the models that make it of what a photograph really shows. generated: of those that make its
+    generated variant; empty where it has none.
     """
 
     name: str
     local: bool
     recipe: str
     templates: tuple[str, ...]
+    photograph: tuple[str, ...] = ()
     generated: tuple[str, ...] = ()
 
 
@@ -39,6 +41,7 @@ TYPES: dict[str, EditType] = {
                 "Insert {a_object} {position}, matching the light of the scene.",
                 "There should be {a_object} {position}.",
             ),
+            photograph=("inpainter",),
         ),
         EditType(
             "remove",
@@ -51,6 +54,7 @@ TYPES: dict[str, EditType] = {
                 "Get rid of {the_object} {position}.",
                 "Delete {the_object} {position}, leaving the rest as it is.",
             ),
+            photograph=("inpainter",),
         ),
         EditType(
             "replace",
@@ -96,6 +100,7 @@ TYPES: dict[str, EditType] = {
                 "Render this photograph as if it were {result}.",
                 "Apply the style of {result} to the image.",
             ),
+            photograph=("style",),
         ),
         EditType(
             "extract",
@@ -138,7 +143,7 @@ TYPES: dict[str, EditType] = {
                 "{first}; also {second}.",
                 "{first}. At the same time, {second}.",
             ),
-            generated=("painter", "adjuster"),
+            generated=("inpainter", "painter", "adjuster"),
         ),
         EditType(
             "move",

@@ -74,11 +74,15 @@ class Render(Stage):
 
     @classmethod
     def needs(cls, config: "RunConfig") -> tuple[str, ...]:
+        """The models of the edits that are planned at all, of editors, and of the judge of several attempts."""
         instruct, render = config.instruct, config.render
         generated = {name for name, rate in instruct.generated_rates.items() if rate > 0}
+        rates = (*instruct.photograph_rates.items(), *instruct.donor_rates.items())
+        others = {name for name, rate in rates if rate > 0}
         if instruct.generated_conversations and any(instruct.conversation_rates.values()):
-            generated |= {"adjust", "replace"}
-        asked = {"inpainter", "style"} | {role for name in generated for role in TYPES[name].generated}
+            generated |= {"add", "adjust", "remove", "replace"}
+        asked = {role for name in generated | others for role in TYPES[name].photograph}
+        asked |= {role for name in generated for role in TYPES[name].generated}
         if render.editors:
             asked.add("editor")
         if any(count > 1 for count in render.best_of.values()):

@@ -73,8 +73,9 @@ def test_a_writer_that_repeats_the_plan_is_always_believed() -> None:
     for generated in (False, True):
         writer = ScriptedWriter(echo)
         library = [*donors(), STYLE, BACKDROP]
+        large_cup = CUP.model_copy(update={"area": 0.15})
         (outcome,) = written(
-            writer, [photograph(regions=(CUP, CAR, PERSON))], library, **ALL, generated_conversations=generated
+            writer, [photograph(regions=(large_cup, CAR, PERSON))], library, **ALL, generated_conversations=generated
         )
         found = samples(outcome)
         assert len(found) >= 24 and rejects(outcome) == []

@@ -75,8 +75,11 @@ def test_apis_cost_tokens_times_their_price() -> None:
 
 
 def test_only_the_models_of_the_planned_edits_are_loaded() -> None:
-    assert set(models(planned("data/full/remove.yaml"), "render")) == {"inpainter", "style"}
-    assert "painter" in models(planned("data/full/replace.yaml"), "render")
+    assert set(models(planned("data/full/remove.yaml"), "render")) == {"inpainter"}
+    assert set(models(planned("data/full/replace.yaml"), "render")) == {"painter"}
+    assert set(models(planned("data/full/style.yaml"), "render")) == {"style"}
+    assert set(models(planned("data/full/motion.yaml"), "render")) == set()
+    assert set(models(planned("data/full/conversations.yaml"), "render")) == {"inpainter", "painter", "adjuster"}
 
 
 def test_shared_weights_count_once_and_of_offloaded_ones_the_largest_counts() -> None:
