@@ -1,18 +1,17 @@
 """The configuration of an import: the datasets, how their rows become edges, and the gates those pass."""
 
 from collections import Counter
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from editfoundry.core.config import Config
-from editfoundry.core.errors import ConfigError
 from editfoundry.data_engine.gates.base import Thresholds
 from editfoundry.data_engine.imports.presets import with_preset
+from editfoundry.data_engine.shared_config import SharedConfig
 from editfoundry.data_engine.source_spec import CleanText
 from editfoundry.data_engine.stages.emit import EmitConfig
 from editfoundry.data_engine.taxonomy import TYPES
-from editfoundry.models.registry import DEFAULTS, ModelSpec, check
 
 GATE_NAMES = ("geometry", "change", "direction", "quality")
 ROLES = {"direction": ("scorer",), "quality": ("quality",)}
@@ -183,46 +182,16 @@ class CheckConfig(Config):
         return value
 
 
-class ImportConfig(Config):
-    """Everything that decides what an import makes. The shared settings mean what they mean in `data run`.
+class ImportConfig(SharedConfig):
+    """Everything that decides what an import makes; `models` are those of its gates."""
 
-    stack: where the models of the gates come from; models: implementation by role, over the stack's.
-    """
+    default_roles: ClassVar[frozenset[str] | None] = frozenset(role for roles in ROLES.values() for role in roles)
 
     name: str = "import"
-    seed: int = 0
-    stack: Literal["embedded", "full"] = "embedded"
-    shard_size: int = Field(default=1000, ge=1)
-    grid_area: int = Field(default=1024 * 1024, ge=64 * 64)
-    jpeg_quality: int = Field(default=92, ge=1, le=100)
-    val_fraction: float = Field(default=0.1, ge=0, le=0.5)
-    batch_timeout_s: float = Field(default=600, gt=0)
-    models: dict[str, ModelSpec] = Field(default_factory=dict)
 
     ingest: ImportsConfig
     verify: CheckConfig = CheckConfig()
     emit: EmitConfig = EmitConfig()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _models_of_the_stack(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not isinstance(data.get("models", {}), dict):
-            return data
-        wanted = {role for roles in ROLES.values() for role in roles}
-        defaults = {role: name for role, name in DEFAULTS.get(data.get("stack", "embedded"), {}).items()
-                    if role in wanted}  # fmt: skip
-        named = {**defaults, **data.get("models", {})}
-        return {**data, "models": {role: spec for role, spec in named.items() if spec is not None}}
-
-    @field_validator("models")
-    @classmethod
-    def _known_models(cls, value: dict[str, ModelSpec]) -> dict[str, ModelSpec]:
-        for role, spec in value.items():
-            try:
-                check(role, spec)
-            except ConfigError as error:
-                raise ValueError(str(error)) from error
-        return value
 
     @property
     def render(self) -> ImportsConfig:
@@ -233,9 +202,3 @@ class ImportConfig(Config):
     def made_by(self) -> str:
         """What the dataset says made its edits."""
         return "imported"
-
-    def shared(self) -> dict[str, object]:
-        """The settings every stage's fingerprint includes."""
-        return {
-            key: getattr(self, key) for key in ("seed", "shard_size", "grid_area", "jpeg_quality", "val_fraction")
-        } | {"stack": self.made_by}
