@@ -133,6 +133,24 @@ def test_each_photograph_is_decoded_once_for_all_models_of_a_stage(made: Made, m
     assert len(kept) == len(items) == len(decoded) == 4
 
 
+def test_one_line_swaps_one_embedded_model_and_the_dataset_says_mixed(made: Made, tmp_path: Path) -> None:
+    settings = {
+        "shard_size": 4,
+        "grid_area": 192 * 192,
+        "ingest": {"sources": [{"path": str(made.folder / "permissive/sources/coffee.png")}]},
+        "detect": {"read_text": False},
+        "catalogue": {"styles": [{"path": str(made.folder / "permissive/style.png"), "name": "an orange picture"}]},
+        "instruct": {"donor_rates": {}, "photograph_rates": {"style": 1}, "conversation_rates": {}},
+        "verify": {"thresholds": full_run.PERMISSIVE["verify"]["thresholds"]},
+        "val_fraction": 0.0,
+    }
+    swap = {"segmenter": {"name": "sam2", "checkpoint": str(made.weights["segmenter"]), "device": "cpu"}}
+    plain, swapped = RunConfig.model_validate(settings), RunConfig.model_validate({**settings, "models": swap})
+    assert (plain.made_by, swapped.made_by) == ("embedded", "mixed")
+    run(swapped, tmp_path / "run")
+    assert {row["stack"] for row in pq.read_table(tmp_path / "run/dataset/index.parquet").to_pylist()} == {"mixed"}
+
+
 def _sources(made: Made) -> list[dict[str, Any]]:
     return [spec.model_dump(mode="json", exclude_defaults=True)
             for spec in load_config(RunConfig, made.folder / "permissive/config.yaml").ingest.sources]  # fmt: skip
