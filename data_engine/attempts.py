@@ -18,7 +18,8 @@ async def best_of(render: Renderer, scene: Scene, turn: Turn, attempts: list[Too
     """The edit the judge finds best overall, the first of equals; one attempt per entry of `attempts`, side by side.
 
     An attempt that is refused, or that the judge does not answer for, loses. Raises the first attempt's Refused when
-    all are refused, Refused("unjudged") when none of the others is answered for.
+    all are refused. When none of the others is answered for, raises Refused("judge_refused") if the judge declined them
+    all, else Refused("judge_failed").
     """
     tried = await gather([render(scene, turn, tools) for tools in attempts])
     for result in tried:
@@ -35,8 +36,10 @@ async def best_of(render: Renderer, scene: Scene, turn: Turn, attempts: list[Too
         if isinstance(verdict, Judgement):
             scores[number] = verdict.overall
     if not scores:
-        unanswered = [f"{verdict.kind}: {verdict.reason}" for verdict in verdicts if isinstance(verdict, Unanswered)]
-        raise Refused("unjudged", "; ".join(unanswered))
+        unanswered = [verdict for verdict in verdicts if isinstance(verdict, Unanswered)]
+        failed = any(verdict.kind == "failed" for verdict in unanswered)
+        detail = "; ".join(f"{verdict.kind}: {verdict.reason}" for verdict in unanswered)
+        raise Refused("judge_failed" if failed else "judge_refused", detail)
     chosen = max(scores, key=lambda number: (scores[number], -number))
     overall = round(scores[chosen], 4)
     how = made[chosen].how | {"candidates": len(attempts), "chosen": chosen, "judge_overall": overall}

@@ -5,15 +5,18 @@ one conversation graph each: node 0 is the starting image, node *i* the result o
 Boxes are [x0, y0, x1, y1] in pixels of the source's grid; masks are COCO compressed RLE on the grid.
 """
 
-from typing import Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from editfoundry.core.hashing import canonical_json
+from editfoundry.core.text import one_line
 
 BoxList = tuple[float, float, float, float]
 ZoneKind = Literal["surface", "ground", "water", "sky", "macro"]
 Split = Literal["train", "val"]
+MAX_DETAIL = 2000
 
 
 Origin = Literal["photograph", "donor", "video", "generated", "imported"]
@@ -33,12 +36,15 @@ class Record(BaseModel):
 
 
 class Reject(Record):
-    """Why something went no further. `unit` says what it was; `detail` is for people, `reason` is a stable code."""
+    """Why something went no further. `unit` says what it was; `detail` is for people, `reason` is a stable code.
+
+    A detail may quote data, servers and models, so it is held to one printable line.
+    """
 
     stage: str
     id: str
     reason: str
-    detail: str = ""
+    detail: Annotated[str, AfterValidator(partial(one_line, most=MAX_DETAIL))] = ""
     unit: Literal["source", "region", "candidate", "sample"] = "source"
     type: str = ""
     score: float | None = None

@@ -1,7 +1,6 @@
 """Where photographs come from: the configuration of sources and manifests, and what is listed of each photograph."""
 
 import os
-import unicodedata
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -11,6 +10,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from editfoundry.core.config import Config
 from editfoundry.core.hashing import sha256
+from editfoundry.core.text import one_line
 from editfoundry.data_engine.records import BoxList, Record, ZoneKind
 from editfoundry.data_engine.video import VideoConfig
 
@@ -23,8 +23,7 @@ MAX_TEXT = 1000
 
 def clean_text(text: str) -> str:
     """Untrusted text as one printable line of at most 1,000 characters: control and format characters become spaces."""
-    printable = "".join(" " if unicodedata.category(char).startswith("C") else char for char in text)
-    return " ".join(printable.split())[:MAX_TEXT].rstrip()
+    return one_line(text, MAX_TEXT)
 
 
 CleanText = Annotated[str, AfterValidator(clean_text)]

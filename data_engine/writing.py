@@ -96,10 +96,7 @@ def write(writer: InstructionWriter, drafted: Sequence[Drafted], retries: int) -
         for (index, brief), reply in zip(briefs.items(), replies, strict=True):
             one = drafted[index]
             if isinstance(reply, Unanswered):
-                settled[index] = (
-                    one.sample,
-                    Refused(f"writer_{reply.kind}", _printable(f"{reply.reason}: {reply.detail}")),
-                )
+                settled[index] = one.sample, Refused(f"writer_{reply.kind}", f"{reply.reason}: {reply.detail}")
                 continue
             sample, complaints = vetted(one, reply)
             if not complaints:
@@ -225,11 +222,6 @@ def _premise(drafted: Drafted, given: object) -> tuple[str, list[str]]:
         if not constraint & SIDES and states_position(text):
             wrong.append("states a place that was not asked for")
     return _sentence(text), [f"the premise {problem}" for problem in wrong]
-
-
-def _printable(text: str) -> str:
-    """At most 400 characters that every file and terminal takes: details may quote what a server or model sent."""
-    return "".join(character if character.isprintable() else "?" for character in text[:400])
 
 
 def _sentence(text: str) -> str:

@@ -346,7 +346,7 @@ class Pair:
 class Judgement:
     """following: how well the instruction was carried out, 1 to 5. naturalness: how natural, and how little else
 
-    changed, 1 to 5. objects_match: whether the right object was edited. reason: at most 20 words.
+    changed, 1 to 5. objects_match: whether the right object was edited. reason: one line of at most 20 words.
     """
 
     following: float

@@ -53,8 +53,8 @@ def test_one_line_swaps_one_model(tmp_path: Path) -> None:
 
 def test_the_reasons_and_files_it_names_exist() -> None:
     code = "\n".join(path.read_text("utf-8") for path in (ROOT / "data_engine").rglob("*.py"))
-    for reason in ("wrong_object", "not_followed", "unnatural", "unjudged", "writer_invalid", "similar_photograph",
-                   "benchmark_contamination"):  # fmt: skip
+    for reason in ("wrong_object", "not_followed", "unnatural", "judge_refused", "judge_failed", "writer_invalid",
+                   "similar_photograph", "benchmark_contamination"):  # fmt: skip
         assert f"`{reason}`" in TEXT and f'"{reason}"' in code
     for place in ("configs/data/full.yaml", "configs/data/full-cluster.yaml", "configs/data/full/permissive.yaml",
                   "benchmarks/gpu/stages.py", "models/language/prompts/judge.yaml"):  # fmt: skip

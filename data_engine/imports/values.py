@@ -1,12 +1,12 @@
 """Values of a row by the names that a configuration gives them."""
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from editfoundry.data_engine.imports.config import Score
 from editfoundry.data_engine.imports.rows import RowRefused
+from editfoundry.data_engine.readers.records import parse
 
 MAX_JSON = 4 * 1024 * 1024
 
@@ -50,13 +50,10 @@ def image_bytes(value: Any, name: str, max_bytes: int) -> bytes:
 
 
 def parse_json(data: bytes, name: str) -> dict[str, Any]:
-    """An untrusted JSON object. Raises RowRefused `bad_record`."""
-    try:
-        if len(data) > MAX_JSON:
-            raise ValueError(f"{len(data)} bytes, more than {MAX_JSON}")
-        value = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RowRefused("bad_record", f"{name}: not a JSON text: {' '.join(str(error).split())[:200]}") from error
+    """An untrusted JSON object. Raises ImageError `bad_record`."""
+    if len(data) > MAX_JSON:
+        raise RowRefused("bad_record", f"{name}: {len(data)} bytes of JSON, more than {MAX_JSON}")
+    value = parse(data, name)
     if not isinstance(value, dict):
         raise RowRefused("bad_record", f"{name}: JSON, but not an object")
     return value

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from editfoundry.data_engine.config import RunConfig
 
 SIZE_REASONS = ("too_large",)
+SMALLEST_AREA = 1e-6
+"""To which shares of the image are rounded: an imported box of less than a pixel has the share 0."""
 
 
 class QualifyConfig(Config):
@@ -120,7 +122,7 @@ class Qualify(Stage):
         line = outline(image, mask)
         stability, scorer = region.segmenter_score or 0.0, region.scorer_score or 0.0
         box = Box.from_list(region.box)
-        covered = box.area / (mask.shape[0] * mask.shape[1]) / region.box_area
+        covered = box.area / (mask.shape[0] * mask.shape[1]) / max(region.box_area, SMALLEST_AREA)
         checks = (
             ("too_small", region.area <= config.min_area, f"mask is {region.area:.2%} of the image"),
             ("ragged_mask", stability < config.min_stability, f"stability {stability:.2f}"),

@@ -7,10 +7,13 @@ from typing import ClassVar
 from pydantic import BaseModel, ConfigDict
 
 from editfoundry.core.chat.messages import ChatRequest
+from editfoundry.core.text import one_line
 from editfoundry.models.language.base import ApiBackend, ApiOptions, Fault, LanguageModel, LocalBackend, LocalOptions
 from editfoundry.models.protocols import Described, Photograph, Unanswered
 
 SUMMARY_WORDS = 15
+LONGEST_TEXT = 4000
+LONGEST_SUMMARY = 300
 MOST_OBJECTS = 20
 MOST_BACKGROUNDS = 8
 LONGEST_NOUN = 60
@@ -47,13 +50,15 @@ class ChatCaptioner(LanguageModel):
 def read_caption(reply: CaptionReply) -> Described | Fault:
     """A description from an answer, or what is wrong with it.
 
-    Each noun stands in the caption letter for letter and as whole words, none twice and none in both lists.
+    Text and summary become one printable line each. Each noun stands in that text letter for letter and as whole words,
+    none twice and none in both lists.
     """
-    if not reply.text.strip() or not reply.summary.strip():
+    text, summary = one_line(reply.text, LONGEST_TEXT), one_line(reply.summary, LONGEST_SUMMARY)
+    if not text or not summary:
         return Fault("empty_caption", "text and summary may not be empty")
-    if (words := len(reply.summary.split())) > SUMMARY_WORDS:
+    if (words := len(summary.split())) > SUMMARY_WORDS:
         return Fault("long_summary", f"the summary has {words} words, more than {SUMMARY_WORDS}")
-    wrong = [noun for noun in (*reply.objects, *reply.backgrounds) if not _stands_in(noun, reply.text)]
+    wrong = [noun for noun in (*reply.objects, *reply.backgrounds) if not _stands_in(noun, text)]
     if wrong:
         return Fault("bad_nouns", f"not in the text letter for letter as whole words: {_listed(wrong)}")
     if both := [noun for noun in reply.objects if noun in reply.backgrounds]:
@@ -61,7 +66,7 @@ def read_caption(reply: CaptionReply) -> Described | Fault:
     if len(reply.objects) > MOST_OBJECTS or len(reply.backgrounds) > MOST_BACKGROUNDS:
         return Fault("bad_nouns", f"more than {MOST_OBJECTS} objects or {MOST_BACKGROUNDS} backgrounds")
     objects, backgrounds = (tuple(dict.fromkeys(nouns)) for nouns in (reply.objects, reply.backgrounds))
-    return Described(reply.text, reply.summary, objects, backgrounds)
+    return Described(text, summary, objects, backgrounds)
 
 
 def _stands_in(noun: str, text: str) -> bool:

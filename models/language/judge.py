@@ -6,10 +6,12 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from editfoundry.core.chat.messages import ChatRequest, Image
+from editfoundry.core.text import one_line
 from editfoundry.models.language.base import ApiBackend, ApiOptions, Fault, LanguageModel, LocalBackend, LocalOptions
 from editfoundry.models.protocols import Judgement, Pair, Unanswered
 
 REASON_WORDS = 20
+LONGEST_REASON = 300
 MOST_FOLLOWING_IF_NO_MATCH = 2
 Score = Annotated[int, Field(ge=1, le=5)]
 
@@ -53,7 +55,7 @@ class ChatJudge(LanguageModel):
 
 
 def read_judgement(reply: JudgeReply) -> Judgement | Fault:
-    """A judgement from an answer, or what is wrong with it. The reason is cut to its 20 words.
+    """A judgement from an answer, or what is wrong with it. The reason is cut to its 20 words on one line.
 
     Scores are whole numbers from 1 to 5. An answer that says the wrong thing was edited, and yet that the instruction
     was followed, contradicts itself.
@@ -63,7 +65,7 @@ def read_judgement(reply: JudgeReply) -> Judgement | Fault:
             "contradictory",
             f'objects_match is "no", so following is at most {MOST_FOLLOWING_IF_NO_MATCH}, but it is {reply.following}',
         )
-    reason = " ".join(reply.reason.split()[:REASON_WORDS])
+    reason = " ".join(one_line(reply.reason, LONGEST_REASON).split()[:REASON_WORDS])
     return Judgement(float(reply.following), float(reply.naturalness), reply.objects_match == "yes", reason)
 
 

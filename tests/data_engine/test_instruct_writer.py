@@ -203,7 +203,7 @@ def test_the_writer_is_asked_again_as_often_as_configured(retries: int) -> None:
 def test_no_answer_is_never_asked_again_and_never_silent(kind: Any) -> None:
     sample, refused, writer = one(Unanswered(kind, "content_filter", "the service said no\udcff"), **REMOVE)
     assert sample.turns[0].worded_by == "template" and len(writer.calls) == 1
-    assert [(r.reason, r.detail) for r in refused] == [(f"writer_{kind}", "content_filter: the service said no?")]
+    assert [(r.reason, r.detail) for r in refused] == [(f"writer_{kind}", "content_filter: the service said no")]
 
 
 def test_a_writer_that_skips_briefs_stops_the_stage() -> None:

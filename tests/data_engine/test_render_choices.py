@@ -172,7 +172,7 @@ def test_attempts_that_nobody_judged_are_refused() -> None:
     stage.models["judge"] = ScriptedJudge([None, None])
     [outcome] = render(stage, sample_of("replace"))
     assert isinstance(outcome, Reject)
-    assert (outcome.reason, outcome.detail) == ("unjudged", "failed: timeout; failed: timeout")
+    assert (outcome.reason, outcome.detail) == ("judge_failed", "failed: timeout; failed: timeout")
 
 
 class Fading(FlatPainter):

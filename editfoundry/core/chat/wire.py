@@ -24,6 +24,7 @@ from editfoundry.core.chat.structured import (
 from editfoundry.core.geometry import resize
 from editfoundry.core.hashing import canonical_json, sha256
 from editfoundry.core.images import encode_jpeg
+from editfoundry.core.text import one_line
 
 MAX_DETAIL = 300
 MAX_TOKENS_COUNTED = 1 << 40
@@ -125,8 +126,7 @@ def storable(reply: Answered) -> dict[str, Any]:
 
 def clean(text: str, key: SecretStr | None) -> str:
     """A server's words for a message of ours: on one line, short, without the key."""
-    start = _hide(text, key)[: 4 * MAX_DETAIL]
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in start).split())[:MAX_DETAIL]
+    return one_line(_hide(text, key)[: 4 * MAX_DETAIL], MAX_DETAIL)
 
 
 def _body(endpoint: Endpoint, request: ChatRequest, images: Sequence[str], seed: int) -> dict[str, Any]:
