@@ -6,7 +6,7 @@ share one pipeline: painter and inserter hold a single FLUX Fill.
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -155,20 +155,61 @@ def load_component(class_name: str, folder: Path, options: DiffusionOptions, **p
 
     diffusers.utils.logging.disable_progress_bar()
     transformers.utils.logging.disable_progress_bar()
-    return from_folder(getattr(diffusers, class_name), folder, options, **parts)
+    kind = getattr(diffusers, class_name)
+    if issubclass(kind, diffusers.DiffusionPipeline):
+        parts = {**_text_and_image_models(folder, options, parts), **parts}
+    return from_folder(kind, folder, options, **parts)
+
+
+def _text_and_image_models(folder: Path, options: DiffusionOptions, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A pipeline's models of transformers, each loaded by itself, since a pipeline draws weights they lack at random.
+
+    Those that are given, or that the pipeline has to quantise, are left to it.
+    """
+    import transformers
+
+    index = folder / "model_index.json"
+    quantised = given["quantization_config"].components_to_quantize if "quantization_config" in given else ()
+    try:
+        kinds = {
+            name: getattr(transformers, entry[1], None)
+            for name, entry in json.loads(index.read_text("utf-8")).items()
+            if isinstance(entry, list) and entry[0] == "transformers" and name not in (*given, *quantised)
+        }
+    except (OSError, ValueError, AttributeError, IndexError, TypeError) as error:
+        raise ModelMissing(f"{index}: names no components of a pipeline") from error
+    return {
+        name: from_folder(kind, folder / name, options)
+        for name, kind in kinds.items()
+        if isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
+    }
 
 
 def from_folder(kind: Any, folder: Path, options: DiffusionOptions, **parts: Any) -> Any:
-    """`kind.from_pretrained`, with its complaint as ours."""
+    """`kind.from_pretrained`, with its complaint as ours; also for weights that the folder lacks."""
+    import transformers
+
+    told = {"output_loading_info": True} if issubclass(kind, transformers.PreTrainedModel) else {}
     try:
-        return kind.from_pretrained(
-            str(folder), dtype=options.precision(), local_files_only=True, use_safetensors=True, **parts
+        loaded = kind.from_pretrained(
+            str(folder), dtype=options.precision(), local_files_only=True, use_safetensors=True, **told, **parts
         )
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         if "out of memory" in str(error):
             raise
         reason = " ".join(str(error).split())[:300]
         raise ModelMissing(f"{folder}: not a checkpoint that {kind.__name__} can load: {reason}") from error
+    model, lacking = (loaded[0], sorted(loaded[1]["missing_keys"])) if told else (loaded, _never_filled(loaded))
+    if lacking:
+        raise ModelMissing(f"{folder}: lacks {len(lacking)} weights of {kind.__name__}, among them {lacking[0]}")
+    return model
+
+
+def _never_filled(loaded: Any) -> list[str]:
+    """Weights of a model of diffusers, or of a pipeline's models, that no file filled."""
+    parts = getattr(loaded, "components", {"": loaded})
+    named = [(part, model) for part, model in parts.items() if hasattr(model, "named_parameters")]
+    return [f"{part}.{name}".strip(".") for part, model in named for name, w in model.named_parameters() if w.is_meta]
 
 
 def quantisation(pipeline: str, options: DiffusionOptions) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from renderers import WEIGHTS, TinyRenderers, difference, fill, photograph, run, small_condition, watch
+from safetensors.torch import load_file, save_file
 
 from editfoundry.core.errors import ConfigError, ModelMissing, UsageError
 from editfoundry.models.diffusion.editors import FluxKontextEditor, QwenImageEditor
@@ -221,6 +222,17 @@ def test_checkpoints_of_another_kind_and_pickles_are_refused(make: TinyRenderers
         unsafe(SdxlPainter).load()
     with pytest.raises(ModelMissing, match="no such folder"):
         make(FluxReduxInserter, redux=str(tmp_path / "absent")).load()
+
+
+@pytest.mark.parametrize("part", ["unet", "vae", "text_encoder"])
+def test_a_checkpoint_that_lacks_a_weight_is_refused_not_completed_at_random(part: str, tmp_path: Path) -> None:
+    make = TinyRenderers(tmp_path)
+    [file] = (Path(make.folder("sdxl_inpaint")) / part).glob("*.safetensors")
+    weights = load_file(file)
+    lost = sorted(weights)[-1]
+    save_file({name: weight for name, weight in weights.items() if name != lost}, file, metadata={"format": "pt"})
+    with pytest.raises(ModelMissing, match=f"lacks 1 weights of .*{part}.*|{part}: lacks 1 weights of CLIPTextModel"):
+        make(SdxlPainter).load()
 
 
 def test_offload_is_refused_on_a_cpu(make: TinyRenderers) -> None:
