@@ -87,6 +87,18 @@ def with_region(item: Item, label: str, box: tuple[float, float, float, float]) 
     return Item(source.model_copy(update={"regions": (region(label, box, source.grid),)}), item.blobs)
 
 
+def test_an_imported_box_of_less_than_a_pixel_is_no_reason_to_stop(tmp_path: Path) -> None:
+    image = np.full((400, 400, 3), 250, np.uint8)
+    image[100:200, 100:200] = 20
+    disc = np.zeros((400, 400), np.uint8)
+    cv2.circle(disc, (150, 150), 50, 1, -1)
+    tiny = region("cup", (100.0, 100.0, 200.0, 200.0), (400, 400)).model_copy(
+        update={"box_area": 0.0, "area": 0.05, "segmenter_score": 0.9}
+    )
+    problem = Qualify(config(tmp_path))._problem(image, tiny, Mask(disc > 0))
+    assert problem is None or problem[0] != "partial_mask"
+
+
 @pytest.mark.weights
 @pytest.mark.slow
 def test_cup_gets_a_clean_mask_and_qualifies(tmp_path: Path) -> None:

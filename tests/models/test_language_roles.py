@@ -259,6 +259,13 @@ def test_a_fenced_judgement_is_read_and_a_long_reason_cut() -> None:
     assert judge(fenced) == Judgement(5, 4, True, " ".join(["word"] * 20))
 
 
+def test_what_a_model_says_becomes_one_bounded_printable_line() -> None:
+    judged = judge(json.dumps(SCORES | {"reason": "gone\u202e\n<b>well</b>\x1b " + "x" * 5000}))
+    assert isinstance(judged, Judgement) and judged.reason == "gone <b>well</b> " + "x" * 283
+    described, _ = caption(json.dumps(CAPTION | {"text": CAPTION["text"].replace(" ", "\n\t") + "\u200b"}))
+    assert isinstance(described, Described) and described.text == CAPTION["text"]
+
+
 ODD = (
     st.none() | st.booleans() | st.integers(-2, 9) | st.floats() | st.text(max_size=5) | st.sampled_from(["yes", "no"])
 )
