@@ -28,6 +28,8 @@ EXACT_UP_TO = 200_000
 PROBES = 16
 HASH_SIDE = 256
 MAX_BYTES = 64 * 1024 * 1024
+NO_IMAGE = ("not_an_image", "empty_file")
+"""Reasons of the prompt files and licences that lie beside a benchmark's images."""
 Float = NDArray[np.float32]
 
 
@@ -143,15 +145,22 @@ class Similar(Barrier):
 
     @cached_property
     def _benchmarks(self) -> list[tuple[str, str, bytes]]:
-        """(path, content hash, bytes) of every benchmark image, by content. Raises ConfigError for what is no image."""
+        """(path, content hash, bytes) of every benchmark image, by content.
+
+        What is no image is passed over. Raises ConfigError for an image that cannot be read: it would go unguarded.
+        """
         found: dict[str, tuple[str, str, bytes]] = {}
         for url in (file for path in self.config.benchmarks for root in expand(path) for file in _files(root)):
             with open_input(url) as file:
-                data = file.read(MAX_BYTES)
+                data = file.read(MAX_BYTES + 1)
             try:
                 decode(data, target=HASH_SIDE)
-            except ImageError:
-                continue  # prompt files and licences lie beside the images
+            except ImageError as error:
+                if error.reason in NO_IMAGE:
+                    continue
+                raise ConfigError(f"similar.benchmarks: {url}: {error}; mend the image, or take it out") from error
+            if len(data) > MAX_BYTES:
+                raise ConfigError(f"similar.benchmarks: {url}: larger than {MAX_BYTES} bytes; take it out")
             found.setdefault(sha256(data), (url, sha256(data), data))
         if self.config.benchmarks and not found:
             raise ConfigError(f"similar.benchmarks: no image is in {', '.join(self.config.benchmarks)}")

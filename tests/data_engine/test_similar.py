@@ -110,6 +110,14 @@ def test_a_benchmark_folder_without_images_is_an_error(tmp_path: Path) -> None:
         Similar(config(".", similar={"benchmarks": [str(tmp_path)]})).settings()
 
 
+def test_a_damaged_benchmark_image_is_an_error_not_a_gap_in_the_guard(tmp_path: Path) -> None:
+    Image.fromarray(picture(1)).save(tmp_path / "bench.png")
+    whole = (tmp_path / "bench.png").read_bytes()
+    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=r"cut\.png.*mend the image"):
+        Similar(config(".", similar={"benchmarks": [str(tmp_path)]})).settings()
+
+
 def test_models_are_loaded_only_where_photographs_are_compared() -> None:
     assert Similar.needs(config(".")) == ()
     assert "image_embedder" not in Filter.needs(config("."))
