@@ -56,7 +56,8 @@ def _invented(image: Image, mask: Mask, limits: Thresholds) -> Values:
 def _ghost(image: Image, mask: Mask, segmenter: Any, limits: Thresholds) -> Values:
     """A fill that stands out as an object of its own: a salient matte inside the mask, and none around it."""
     box = mask.box()
-    assert box is not None
+    if box is None:
+        raise GateFailed("mask_size", "the mask is empty")
     around = box.expand(0.5).clip(image.shape[1], image.shape[0])
     alpha = segmenter.segment(image, [around])[0].alpha
     ring = (mask.dilate(40) - mask).array
