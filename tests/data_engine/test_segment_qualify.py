@@ -139,7 +139,7 @@ def test_a_mask_that_misses_part_of_the_cup_is_refused_by_default(tmp_path: Path
         ("ragged_mask", {"min_solidity": 1.0}),
         ("cut_by_frame", {"max_on_frame": -0.0, "min_solidity": 0.1}),
         ("unclear_outline", {"min_contrast": 400}),
-        ("unlike_label", {"min_scorer": 1.0}),
+        ("unlike_label", {"min_scorer": 1.0, "large_score": 1.0}),
         ("too_large", {"max_area": 0.05}),
     ],
 )

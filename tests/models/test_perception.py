@@ -179,7 +179,8 @@ def test_text_embeddings_order_meanings_and_ignore_the_batch() -> None:
                                             ("rocket.jpg", 3)])
 def test_conse_names_the_photograph(file: str, best: int) -> None:
     scorer = loaded(ConseScorer)
-    scores = scorer.score(photo(file), ["a cup of coffee", "a cat", "a motorcycle", "a rocket", "a flower"])
+    texts = ["a cup of coffee", "a cat", "a motorcycle", "a rocket", "a flower"]
+    scores = scorer.score([photo(file)] * len(texts), texts)
     assert scorer.metric == "conse"
     assert np.argmax(scores) == best
     assert sorted(scores)[-1] - sorted(scores)[-2] > 0.05
