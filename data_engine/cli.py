@@ -17,7 +17,7 @@ from editfoundry.data_engine.audit import Finding, Funnel, funnel, verify
 from editfoundry.data_engine.export import FORMATS, SPLIT_BYTES, export
 from editfoundry.data_engine.forget import forget
 from editfoundry.data_engine.ledger import full_disk_stops
-from editfoundry.data_engine.repair import repair
+from editfoundry.data_engine.repair import drop_rejected, repair
 from editfoundry.data_engine.rundir import RunDir
 from editfoundry.data_engine.stats import Stats, stats
 
@@ -37,6 +37,8 @@ def run_command(
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the run; an unfinished run resumes.")],
     workers: Annotated[int, typer.Option(min=1, help="Worker processes. The result is the same for any number.")] = 1,
     executor: Annotated[str, typer.Option(help="Where the work runs: local.")] = "local",
+    retry: Annotated[list[str] | None, typer.Option(metavar="REASON", help="Try again what was rejected for this "
+                                                    "reason, such as captioner_failed; repeatable.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE",
                                                         help="Override a setting; repeatable.")] = None,
 ) -> None:
@@ -46,7 +48,11 @@ def run_command(
 
     if executor not in EXECUTORS:
         raise UsageError(f"--executor {executor}: unknown; available: {', '.join(EXECUTORS)}")
-    dataset = run(load_config(RunConfig, config, overrides or ()), output, workers=workers)
+    settings = load_config(RunConfig, config, overrides or ())
+    if retry:
+        with full_disk_stops(output):
+            _say(f"trying {drop_rejected(RunDir.existing(output), retry)} shards again")
+    dataset = run(settings, output, workers=workers)
     if dataset is not None and not any(dataset.glob("*.tar")):
         _say("note: no sample was accepted; the funnel says what was missing")
     _say(f"dataset: {dataset}\nfunnel:  editfoundry data funnel {output}\nreport:  editfoundry data report {output}")

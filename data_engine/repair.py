@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from editfoundry.core.errors import EditFoundryError
+from editfoundry.core.errors import EditFoundryError, UsageError
 from editfoundry.core.log import close_log, open_log
 from editfoundry.data_engine.audit import Finding, verify
 from editfoundry.data_engine.ledger import BrokenCommit, Commit, StageStore
@@ -41,6 +41,34 @@ def repair(run: RunDir, rerun: Callable[[State], object]) -> list[Finding]:
     if left:
         raise NotRepaired(f"{len(left)} problems are left after the repair; the first: {left[0].line()}")
     return findings
+
+
+def drop_rejected(run: RunDir, reasons: Sequence[str]) -> int:
+    """Delete every shard that rejected something for one of the reasons, and the same shards below; returns how many
+
+    shards the reasons stand in. The next run makes them again, and asks again for what had failed. Barriers below are
+    made again too, since other sources may now reach them. Raises UsageError for a reason that nothing was rejected
+    for, naming those there are.
+    """
+    state = run.state()
+    known: set[str] = set()
+    with run.lock():
+        order = [(stage, run.store(stage.name, stage.fingerprint)) for stage in state.stages if stage.fingerprint]
+        found: list[tuple[int, int]] = []
+        for position, (_, store) in enumerate(order):
+            for commit in store.commits():
+                here = {row.reject.reason for row in store.rejects(commit)}
+                known |= here
+                if here & set(reasons):
+                    found.append((position, commit.shard))
+        unknown = sorted(set(reasons) - known)
+        if unknown:
+            raise UsageError(f"--retry {unknown[0]}: nothing of this run was rejected for it; reasons: "
+                             f"{', '.join(sorted(known)) or 'none'}")
+        for position, shard in found:
+            for stage, store in order[position:]:
+                _drop(store, 0 if stage.barrier else shard)
+    return len(found)
 
 
 def _remove(run: RunDir, state: State, findings: Sequence[Finding]) -> dict[tuple[str, int], Commit | None]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from editfoundry.core.chat.ledger import use_ledger
-from editfoundry.core.errors import UsageError
+from editfoundry.core.errors import ModelMissing, UsageError
 from editfoundry.core.hashing import fingerprint
 from editfoundry.core.log import close_log, open_log, run_log
 from editfoundry.core.progress import Advance, progress
@@ -154,6 +154,21 @@ def run(config: Any, path: Path, *, workers: int = 1, executor: Executor | None 
             close_log()
 
 
+def check_models(stages: Sequence[Stage]) -> None:
+    """Find missing weights now, not when the run comes to their stage. Raises ModelMissing naming all of them."""
+    missing: dict[str, None] = {}
+    for stage in stages:
+        for role, model in stage.models.items():
+            try:
+                model.digest()
+                for weights in getattr(model, "weights", ()):
+                    model.store.path(weights)
+            except ModelMissing as error:
+                missing[f"models.{role}: {error}"] = None
+    if missing:
+        raise ModelMissing("; ".join(missing))
+
+
 def default_stages() -> tuple[type[Stage], ...]:
     """The engine's pipeline; imported late, since it brings every stage's models' code with it."""
     from editfoundry.data_engine.pipeline import STAGES
@@ -170,8 +185,7 @@ def default_find(run: Path) -> Callable[[Any], Sequence[Any]]:
 
 def _run(config: Any, run: RunDir, stages: Sequence[type[Stage]], listing: Listing, executor: Executor, bar: Bar,
          ) -> Path | None:
-    for stage in stages:
-        stage(config)  # a missing or misspelt model is found now, not when the run comes to its stage
+    check_models([stage(config) for stage in stages])
     finish_journal(run)
     chain = Chain(run, config, listing, {})
     before = run.last_state()

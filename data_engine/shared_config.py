@@ -58,4 +58,4 @@ class SharedConfig(Config):
     def shared(self) -> dict[str, object]:
         """The settings every stage's fingerprint includes."""
         names = ("seed", "shard_size", "grid_area", "jpeg_quality", "val_fraction")
-        return {name: getattr(self, name) for name in names} | {"stack": self.made_by}
+        return {name: getattr(self, name) for name in names}

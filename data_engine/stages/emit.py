@@ -58,6 +58,10 @@ class Emit(Stage):
     row: ClassVar[type[Record]] = EdgeRow
     blobs: ClassVar[str] = "render"
 
+    def settings(self) -> dict[str, Any]:
+        """The section, and what the dataset says made it."""
+        return {**super().settings(), "stack": self.run.made_by}
+
     def process(self, batch: Sequence[Item]) -> list[Outcome]:
         return [self._emit(item) for item in batch]
 

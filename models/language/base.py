@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field
 
 from editfoundry.core.chat.endpoint import Endpoint
 from editfoundry.core.chat.messages import Answered, Chat, ChatRequest, Failed, Image, Refused, Reply
+from editfoundry.core.errors import EditFoundryError
 from editfoundry.core.hashing import canonical_json, seed_for, sha256
 from editfoundry.models.language.local import ChatModelOptions, LocalChat
 from editfoundry.models.language.prompts import Prompt
@@ -17,10 +18,18 @@ from editfoundry.models.protocols import Unanswered
 T = TypeVar("T")
 REPAIRABLE = ("invalid_json", "schema")
 """Failures of a local model that naming the fault may mend; the API client has tried again by itself."""
-
-
+CONFIGURATION = ("unauthorized", "wrong_address")
+"""Failures that every further request would share until somebody mends the configuration."""
+OUTAGE = ("network", "timeout", "server_error", "rate_limited")
+"""Failures of the server, not of what it was asked."""
+PATIENCE = 16
+"""Requests in a row that may end in an outage before it counts as one."""
 DECISIVE = ("model", "structured", "jpeg_quality", "max_image_side", "extra")
 """Settings of an endpoint that change what is answered."""
+
+
+class EndpointError(EditFoundryError):
+    """A server takes no request: a wrong key or address, or it is down. The run stops before anything is lost to it."""
 
 
 class ApiOptions(Endpoint):
@@ -107,6 +116,7 @@ class LanguageModel:
         self.backend = backend
         self.prompt = Prompt.load(self.purpose, self.variables, backend.prompt)
         self._chat: Chat | None = None
+        self._unserved = 0
 
     def digest(self) -> str:
         """Hash of the model, the prompt and the sampling settings; loads nothing."""
@@ -145,13 +155,35 @@ class LanguageModel:
         """
         self.load()
         assert self._chat is not None
-        replies = self._chat.ask(requests)
+        replies = self._watched(self._chat.ask(requests))
         results = [self._use(index, reply, read) for index, reply in enumerate(replies)]
         faulty = [(index, result) for index, result in enumerate(results) if isinstance(result, Fault)]
         repairs = [self._again(requests[index], replies[index], fault) for index, fault in faulty]
-        for (index, _), reply in zip(faulty, self._chat.ask(repairs) if repairs else [], strict=True):
+        repaired = self._watched(self._chat.ask(repairs)) if repairs else []
+        for (index, _), reply in zip(faulty, repaired, strict=True):
             results[index] = self._use(index, reply, read)
         return [Unanswered("failed", r.code, r.detail) if isinstance(r, Fault) else r for r in results]
+
+    def _watched(self, replies: list[Reply]) -> list[Reply]:
+        """The replies, unless they show that no request is being served: then nothing may be rejected for it.
+
+        Raises EndpointError, which stops the run; what was answered is kept, and the same command goes on.
+        """
+        for reply in replies:
+            trouble = reply if isinstance(reply, Failed) else Failed("", "")
+            if trouble.reason in CONFIGURATION and isinstance(self.backend, ApiBackend):
+                raise EndpointError(
+                    f"{self.backend.options.base_url}: {trouble.reason}: {trouble.detail}; mend base_url, model or the "
+                    f"key in {self.backend.options.api_key_env}, and repeat the command"
+                )
+            self._unserved = self._unserved + 1 if trouble.reason in OUTAGE else 0
+            if self._unserved >= PATIENCE and isinstance(self.backend, ApiBackend):
+                raise EndpointError(
+                    f"{self.backend.options.base_url}: served none of the last {PATIENCE} requests, each asked "
+                    f"{self.backend.options.attempts} times ({trouble.reason}: {trouble.detail}); repeat the command "
+                    "when it is back"
+                )
+        return replies
 
     def _use(self, index: int, reply: Reply, read: Callable[[int, Any], T | Fault]) -> T | Fault | Unanswered:
         match reply:

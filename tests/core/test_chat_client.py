@@ -87,8 +87,9 @@ TROUBLES: dict[str, tuple[Response, str, bool]] = {
     "blank": (answer(" \n"), "schema", True),
     "cut at max_tokens": (answer('{"capt', finish="length"), "truncated", False),
     "400": (failure(400, "no such parameter"), "bad_request", False),
-    "401": (failure(401), "bad_request", False),
-    "redirect": (Response(b"", 307, {"Location": "http://127.0.0.1:9/v1"}), "bad_request", False),
+    "401": (failure(401), "unauthorized", False),
+    "404": (failure(404, "no such model"), "wrong_address", False),
+    "redirect": (Response(b"", 307, {"Location": "http://127.0.0.1:9/v1"}), "wrong_address", False),
     "no content": (Response(b"", 206), "bad_request", False),
     "content filter": (answer("", finish="content_filter"), "refused", False),
     "refusal": (answer(None, refusal="I can't help with that."), "refused", False),
@@ -433,7 +434,7 @@ def test_the_key_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         client.ledger.close()
     close_log()
     assert [kind(reply) for reply in replies] == [
-        "bad_request",
+        "unauthorized",
         "answered",
         "refused",
         "schema",
@@ -442,7 +443,7 @@ def test_the_key_is_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ]
     assert server.requests[0].headers["Authorization"] == f"Bearer {KEY}"
     assert KEY not in repr(replies) + repr(client) + repr(vars(client)) + repr(client.endpoint) + str(replies[-1])
-    assert replies[0] == Failed("bad_request", "HTTP 401: Incorrect API key ***.")
+    assert replies[0] == Failed("unauthorized", "HTTP 401: Incorrect API key ***.")
     assert isinstance(replies[5], Answered)
     assert replies[5].logprobs == (("***", -1.0),)
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -510,3 +511,11 @@ def test_a_ledger_that_cannot_be_used_stops_at_once(tmp_path: Path) -> None:
             with pytest.raises(LedgerError, match=words):
                 ChatClient(endpoint(server.url), Ledger(path)).ask([question(), question("b")])
     assert server.requests == []
+
+
+def test_a_named_key_that_is_not_set_is_an_error_and_an_unnamed_one_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MY_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(BadApiKey, match="MY_KEY: api_key_env names this environment variable, and it is not set"):
+        endpoint("http://x/v1", api_key_env="MY_KEY").api_key()
+    assert endpoint("http://x/v1").api_key() is None

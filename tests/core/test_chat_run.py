@@ -6,12 +6,13 @@ from pathlib import Path
 import chat_stage
 import pytest
 import toy_engine as toy
-from chat_server import ChatServer, Received, Response, answer, serve
+from chat_server import ChatServer, Received, Response, answer, failure, serve
 
 from editfoundry.core.chat.ledger import Ledger, current_ledger
-from editfoundry.core.errors import EditFoundryError
+from editfoundry.core.errors import EditFoundryError, UsageError
 from editfoundry.data_engine.audit import funnel, verify
 from editfoundry.data_engine.forget import forget
+from editfoundry.data_engine.repair import drop_rejected
 from editfoundry.data_engine.rundir import RunDir
 
 SECRET = "a face that nobody may see"
@@ -93,3 +94,25 @@ def test_a_damaged_ledger_is_found_and_named(tmp_path: Path, monkeypatch: pytest
             EditFoundryError, match=r"chat\.sqlite: damaged .*; restore it from a copy, or move it away"
         ):
             toy.run_here(folder, run.path, stages=chat_stage.STAGES)
+
+
+def test_what_an_outage_rejected_is_tried_again_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, run = sources(tmp_path), RunDir(tmp_path / "run")
+    with serve(lambda received: failure(400, "no") if "3" in received.text else echo(received)) as server:
+        setting(monkeypatch, server, budget=1)
+        toy.run_here(folder, run.path, stages=chat_stage.STAGES)
+        asked = len(server.requests)
+    (before,) = [row for row in funnel(run).rows if row.stage == "filter"]
+    assert before.rejects["unanswered"] > 0
+    with pytest.raises(UsageError, match="--retry unanswred: nothing of this run was rejected for it; reasons: unans"):
+        drop_rejected(run, ["unanswred"])
+    with serve(echo) as server:
+        setting(monkeypatch, server, budget=1)
+        toy.run_here(folder, run.path, stages=chat_stage.STAGES)
+        assert not server.requests, "a rejected source stays rejected until somebody says otherwise"
+        assert drop_rejected(run, ["unanswered"]) > 0
+        toy.run_here(folder, run.path, stages=chat_stage.STAGES)
+        assert len(server.requests) <= asked
+    (after,) = [row for row in funnel(run).rows if row.stage == "filter"]
+    assert (after.rejects, after.accepted, after.inputs) == ({}, before.inputs, before.inputs)
+    assert (verify(run), funnel(run).problems) == ([], ())

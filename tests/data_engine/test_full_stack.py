@@ -147,6 +147,7 @@ def test_one_line_swaps_one_embedded_model_and_the_dataset_says_mixed(made: Made
     swap = {"segmenter": {"name": "sam2", "checkpoint": str(made.weights["segmenter"]), "device": "cpu"}}
     plain, swapped = RunConfig.model_validate(settings), RunConfig.model_validate({**settings, "models": swap})
     assert (plain.made_by, swapped.made_by) == ("embedded", "mixed")
+    assert plain.shared() == swapped.shared(), "stages that do not use the model keep their fingerprints"
     run(swapped, tmp_path / "run")
     assert {row["stack"] for row in pq.read_table(tmp_path / "run/dataset/index.parquet").to_pylist()} == {"mixed"}
 

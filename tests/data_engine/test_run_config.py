@@ -1,11 +1,15 @@
 """The run's configuration: only settings that can be kept are taken."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from editfoundry.core.errors import ModelMissing
 from editfoundry.data_engine.config import RunConfig
+from editfoundry.data_engine.pipeline import STAGES
+from editfoundry.data_engine.runner import check_models
 from editfoundry.data_engine.sources import Manifest
 from editfoundry.models.registry import DEFAULTS
 
@@ -59,3 +63,13 @@ def test_what_cannot_be_kept_is_refused(settings: dict[str, Any], message: str) 
 def test_a_manifest_names_each_file_once() -> None:
     with pytest.raises(ValidationError, match=r"a\.png is listed twice"):
         Manifest.model_validate({"photographs": [{"file": "a.png"}, {"file": "./a.png", "text": "other"}]})
+
+
+def test_every_missing_weight_is_named_before_a_run_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDITFOUNDRY_CACHE", str(tmp_path))
+    config = RunConfig.model_validate({**SOURCES, "stack": "full", "instruct": {"generated_rates": {"replace": 1}}})
+    with pytest.raises(ModelMissing) as caught:
+        check_models([stage(config) for stage in STAGES])
+    for role in ("captioner", "detector", "segmenter", "painter", "quality"):
+        assert f"models.{role}: " in str(caught.value)
+    assert str(caught.value).count("qwen2.5-vl-7b-instruct:") <= 2

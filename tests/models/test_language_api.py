@@ -11,6 +11,7 @@ from chat_server import Received, Response, answer, failure, serve
 from editfoundry.core.chat.ledger import current_ledger, use_ledger
 from editfoundry.core.chat.structured import strict_schema
 from editfoundry.core.errors import ConfigError
+from editfoundry.models.language.base import PATIENCE, EndpointError
 from editfoundry.models.language.canaries import judge_canaries
 from editfoundry.models.language.captioner import CaptionReply
 from editfoundry.models.protocols import Brief, Described, Judgement, Pair, Photograph, TurnBrief, Unanswered, Written
@@ -151,3 +152,34 @@ def test_canaries_tell_a_judge_that_looks_from_one_that_does_not(blind: bool) ->
     assert {report.following[name] for name in ("identity", "swapped", "blank", "wrong_instruction")} == {
         4 if blind else 1
     }
+
+
+def photographs(count: int) -> list[Photograph]:
+    return [Photograph(np.full((40, 60, 3), value, np.uint8), "", f"{value:064x}") for value in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"), [(401, "unauthorized"), (403, "unauthorized"), (404, "wrong_address"), (307, "wrong_address")]
+)
+def test_what_the_configuration_got_wrong_stops_everything_and_rejects_nothing(status: int, reason: str) -> None:
+    stops = pytest.raises(EndpointError, match=f"{reason}.*mend base_url, model")
+    with serve([failure(status, "no")]) as server, stops:
+        model("captioner", server.url).caption(photographs(1))
+
+
+def test_a_server_that_is_down_stops_the_run_and_a_few_lost_requests_do_not() -> None:
+    with serve([failure(500, "down")]) as server:
+        captioner = model("captioner", server.url)
+        lost = captioner.caption(photographs(PATIENCE - 1))
+        assert {reply.reason for reply in lost if isinstance(reply, Unanswered)} == {"server_error"}
+        with pytest.raises(EndpointError, match=f"served none of the last {PATIENCE} requests"):
+            captioner.caption(photographs(1))
+
+
+def test_an_answer_in_between_shows_that_the_server_is_there() -> None:
+    def handler(received: Received) -> Response:
+        return answer(CAPTION) if int(received.images[0].mean()) % 8 == 0 else failure(503, "busy")
+
+    with serve(handler) as server:
+        replies = model("captioner", server.url).caption(photographs(2 * PATIENCE))
+    assert sum(isinstance(reply, Described) for reply in replies) == 2 * PATIENCE / 8

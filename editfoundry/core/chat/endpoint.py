@@ -16,7 +16,7 @@ OWN_KEYS = ("messages", "model", "n", "response_format", "stream", "seed", "max_
 
 
 class BadApiKey(EditFoundryError):
-    """The environment variable of the API key holds something that cannot be a key."""
+    """The environment variable of the API key is not set, or holds something that cannot be a key."""
 
 
 class Endpoint(Config):
@@ -89,8 +89,14 @@ class Endpoint(Config):
         return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/chat/completions"))
 
     def api_key(self) -> SecretStr | None:
-        """The key of the environment; None if there is none. Raises BadApiKey, without quoting it, for a broken one."""
+        """The key of the environment; None if there is none, which servers of one's own need not have.
+
+        Raises BadApiKey for a variable that the configuration names and that is not set, and, without quoting it, for a
+        broken key.
+        """
         key = os.environ.get(self.api_key_env, "").strip()
+        if not key and "api_key_env" in self.model_fields_set:
+            raise BadApiKey(f"{self.api_key_env}: api_key_env names this environment variable, and it is not set")
         if not re.fullmatch(r"[!-~]*", key):
             raise BadApiKey(
                 f"{self.api_key_env}: holds blanks, line breaks or characters outside ASCII; set it to the bare key"

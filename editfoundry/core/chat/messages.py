@@ -53,9 +53,9 @@ class Refused:
 
 @dataclass(frozen=True)
 class Failed:
-    """No usable reply after all attempts. `reason`: timeout, server_error, rate_limited, bad_request, truncated,
+    """No usable reply after all attempts. `reason`: timeout, server_error, rate_limited, network (the server's fault);
 
-    invalid_json, schema, network.
+    unauthorized, wrong_address (the configuration's); bad_request, truncated, invalid_json, schema (this request's).
     """
 
     reason: str

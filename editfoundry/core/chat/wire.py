@@ -222,7 +222,13 @@ def _http_error(status: int, headers: Mapping[str, str], parsed: Any, body: byte
             retry=True,
             retry_after=retry_after_seconds(headers.get("retry-after"), datetime.now(UTC)),
         )
-    return Outcome(Failed("bad_request", detail), billed=billed)
+    reason = "unauthorized" if status in (401, 403) else "wrong_address" if _is_elsewhere(status) else "bad_request"
+    return Outcome(Failed(reason, detail), billed=billed)
+
+
+def _is_elsewhere(status: int) -> bool:
+    """Whether the server says that what was asked for is not here: no such model or path, or a redirection."""
+    return status in (404, 405, 410) or 300 <= status < 400
 
 
 def _is_content_filter(error: Mapping[str, Any]) -> bool:
