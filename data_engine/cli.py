@@ -169,7 +169,8 @@ def plan_command(
     if as_json:
         typer.echo(result.to_json())
     else:
-        table = _table(f"{images:,} photographs on {result.machine}",
+        table = _table(f"{images:,} photographs; seconds for {result.machine}; "
+                       f"memory checked against GPUs of {result.gpu_memory_gb:g} GB",
                        ("stage", "inputs", "model", "checkpoints", "weights", "licence", "GB", "calls", "GPU-h", "USD"),
                        text=("stage", "model", "checkpoints", "licence"), wrapped=("checkpoints", "licence"))
         for row in plan_rows(result):
@@ -209,6 +210,8 @@ def tune_gates_command(
         typer.echo(f"{what:>16}: {share.value:.1%} (95% interval {share.low:.1%} to {share.high:.1%})")
     typer.echo(f"From {result.labels} labels ({result.good} good) on {result.photographs} photographs; precision and "
                "recall are of photographs that the thresholds were not chosen on.")
+    if not result.conclusive:
+        _say("note: these labels cannot tell the precision with and without the thresholds apart; label more edits")
     if result.unknown:
         _say(f"note: {len(result.unknown)} labelled keys are not in this dataset, first {result.unknown[0]}")
 

@@ -5,6 +5,7 @@ that is listed by name with its basis. Memory is what a stage's models hold toge
 loaded: weights at the configured precision (see `footprint`), plus the largest working set.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
@@ -122,6 +123,10 @@ def plan(config: RunConfig, images: int, gpu_memory_gb: float, measured: RunDir 
 
     if images < 1:
         raise UsageError(f"--images {images}: at least one")
+    if not math.isfinite(gpu_memory_gb):
+        raise UsageError(f"--gpu-memory {gpu_memory_gb}: a number of GB")
+    for stage in STAGES:
+        stage(config)  # as a run would: raises ConfigError for a role that is needed and not named
     assumed = load_config(Assumptions, assumptions)
     known = Measured.of(measured) if measured else None
     survives = known.survives if known else assumed.survives
@@ -140,7 +145,9 @@ def plan(config: RunConfig, images: int, gpu_memory_gb: float, measured: RunDir 
     if known:
         stages = [_timed(stage, known.seconds) for stage in stages]
     notes = _sources(assumed, measured)
-    used = {f"{model.role}/{model.name}" for stage in stages for model in stage.models}
+    used = {f"{model.role}/{model.name}" for stage in stages for model in stage.models if model.gpu_hours}
+    served = {f"{model.role}/{model.name}" for stage in stages for model in stage.models if _is_served(config, model)}
+    notes += [f"{name} is served elsewhere: its GPU-hours are not counted" for name in sorted(served)]
     notes += [f"seconds of {name}: {cost.seconds:g} per {cost.per} on {assumed.machine} ({cost.basis})"
               for name, cost in sorted(assumed.models.items()) if name in used]  # fmt: skip
     notes += [
@@ -156,6 +163,10 @@ def plan(config: RunConfig, images: int, gpu_memory_gb: float, measured: RunDir 
         storage_gb=round(edits * assumed.edit_bytes / 1e9, 1), fits=not problems, problems=problems,
         assumptions=tuple(notes),
     )  # fmt: skip
+
+
+def _is_served(config: RunConfig, model: PlannedModel) -> bool:
+    return "base_url" in _options(model.role, config.models[model.role])
 
 
 def planned_per_image(config: RunConfig) -> float:

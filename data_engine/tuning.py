@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, StrictBool, ValidationError, computed_field
 
 from editfoundry.core.errors import EditFoundryError, UsageError
 from editfoundry.core.hashing import rng_for, seed_for
@@ -88,6 +88,12 @@ class Tuning(Record):
     before: Estimate
     unknown: tuple[str, ...] = ()
 
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def conclusive(self) -> bool:
+        """Whether the precision is surely better than before: the two intervals lie apart."""
+        return self.precision.low > self.before.high
+
 
 class Label(BaseModel):
     """One line of the labels file: a key of the dataset, and whether a person would keep the edit."""
@@ -95,7 +101,7 @@ class Label(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     key: str
-    good: bool
+    good: StrictBool
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,9 @@ from editfoundry.photographs import photographs_home, read_lock
 
 IMPORT_SECONDS = 120
 EXTRAS = {"full": "the full-size models", "train": "training", "eval": "evaluation", "rate": "the rating page",
-          "ray": "running on a Ray cluster", "dev": "tests and checks", "docs": "these documents as a site"}
+          "ray": "running on a Ray cluster", "dev": "tests and checks", "docs": "these documents as a site",
+          "quantised": "renderers in 8 or 4 bits, on a GPU", "sam2": "the original SAM 2 package",
+          "yolo": "exporting YOLO-World (AGPL-3.0)"}
 PROGRAMS = {"chromium": "the tests that look at pages in a browser",
             "apt-get": "photographs and cut-outs from Debian packages",
             "dpkg-deb": "reading them without installing"}
@@ -85,9 +87,10 @@ def examine(store: Store) -> dict[str, Any]:
 def _packages() -> list[dict[str, str]]:
     """One row per requirement and extra: name, what is needed, the installed version ("" if absent), and its state."""
     rows = []
+    offered = metadata.metadata("editfoundry").get_all("Provides-Extra") or []
     for line in metadata.requires("editfoundry") or []:
         requirement = Requirement(line)
-        extras = [extra for extra in EXTRAS if requirement.marker and requirement.marker.evaluate({"extra": extra})]
+        extras = [extra for extra in offered if requirement.marker and requirement.marker.evaluate({"extra": extra})]
         for extra in extras or ["core"]:
             rows.append({"extra": extra, "name": requirement.name, "needs": str(requirement.specifier),
                          **_installed(requirement)})

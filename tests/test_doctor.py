@@ -1,6 +1,7 @@
 """`editfoundry doctor` tells what is absent from what is broken."""
 
 import json
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,10 @@ def test_a_package_whose_import_fails_is_broken(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert doctor.broken_imports(["fine", "faulty"]) == {"faulty": "OSError: libmissing.so"}
     assert doctor.broken_imports(["fine", "deadly"]) == {"deadly": "the process ended with code 9"}
+
+
+def test_every_extra_of_the_distribution_has_its_row_and_is_no_part_of_the_core() -> None:
+    offered = metadata.metadata("editfoundry").get_all("Provides-Extra")
+    assert set(offered) == set(doctor.EXTRAS)
+    core = {row["name"] for row in doctor._packages() if row["extra"] == "core"}
+    assert core.isdisjoint({"bitsandbytes", "sam2", "ultralytics", "diffusers"}) and "numpy" in core

@@ -122,7 +122,10 @@ def _read(file: Path, above: tuple[Path, ...] = ()) -> DictConfig:
     chain = (*above, file.resolve())
     if parent.resolve() in chain:
         raise ConfigError(f"{file}: extends {base}, which extends it")
-    merged = OmegaConf.merge(_read(parent, chain), tree)
+    try:
+        merged = OmegaConf.merge(_read(parent, chain), tree)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{file}: does not fit over {base}, which it extends: {_first_line(error)}") from error
     assert isinstance(merged, DictConfig)
     return merged
 

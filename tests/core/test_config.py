@@ -123,3 +123,8 @@ def test_a_config_may_extend_another(tmp_path: Path) -> None:
 ])
 def test_a_config_that_extends_itself_or_nothing_is_refused(tmp_path: Path, text: str, message: str) -> None:
     assert message in refused(tmp_path, text)
+
+
+def test_a_list_over_a_mapping_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("parts: {path: a}\n")
+    assert "does not fit over base.yaml" in refused(tmp_path, "extends: base.yaml\nparts: [{path: a}]\n")

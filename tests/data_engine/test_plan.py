@@ -12,7 +12,7 @@ import yaml
 from safetensors.numpy import save_file
 
 from editfoundry.core.config import CONFIG_ROOT, load_config
-from editfoundry.core.errors import EditFoundryError
+from editfoundry.core.errors import ConfigError, EditFoundryError, UsageError
 from editfoundry.data_engine.config import RunConfig
 from editfoundry.data_engine.footprint import Weights, count_weights, resident_gb, weights_of
 from editfoundry.data_engine.plan import DataPlan, PlannedModel, plan
@@ -130,3 +130,17 @@ def test_assumptions_name_every_registered_full_model() -> None:
 
     full = {f"{role}/{name}" for role, names in REGISTRY.items() for name in names if stack_of(role, name) == "full"}
     assert full - {"depth/depth-anything"} == set(assumed)
+
+
+@pytest.mark.parametrize("role", ["painter", "captioner", "judge", "detector", "segmenter", "style", "scorer"])
+def test_a_role_that_is_needed_and_left_out_is_named_as_a_run_names_it(role: str) -> None:
+    with pytest.raises(ConfigError, match=f"models.{role}: .* needs one and none is named; available: "):
+        planned("data/full.yaml", f"models.{role}=null")
+
+
+def test_what_is_served_elsewhere_is_said_to_be_uncounted() -> None:
+    notes = planned("data/full-cluster.yaml", gpu=141).assumptions
+    assert "judge/openai is served elsewhere: its GPU-hours are not counted" in notes
+    assert not any(note.startswith("seconds of judge/openai") for note in notes)
+    with pytest.raises(UsageError, match="--gpu-memory inf"):
+        planned("data/full.yaml", gpu=float("inf"))

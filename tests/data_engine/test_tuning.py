@@ -55,7 +55,7 @@ def test_thresholds_follow_what_tells_good_from_bad(tmp_path: Path) -> None:
     assert found.before.value == pytest.approx(found.good / 400, abs=1e-3)
     assert found.precision.value > 0.9 > found.before.high
     assert found.precision.low < found.precision.value < found.precision.high
-    assert found.recall.value > 0.8
+    assert found.recall.value > 0.8 and found.conclusive
 
 
 def test_the_proposal_is_the_same_every_time(tmp_path: Path) -> None:
@@ -69,6 +69,7 @@ def test_labels_that_nothing_measured_explains_propose_little_and_promise_nothin
     coin = np.random.default_rng(5).random(len(rows)) < 0.5
     labels = {row["key"]: bool(heads) for row, heads in zip(rows, coin, strict=True)}
     found = tune(run_of(tmp_path, rows), labelled(tmp_path, labels), recall=0.9)
+    assert not found.conclusive
     assert found.precision.low <= found.before.value <= found.precision.high + 0.02
 
 
@@ -94,6 +95,8 @@ def test_the_chosen_cuts_keep_the_recall_on_what_they_were_chosen_on(seed: int, 
         ("{", "line 1: expected"),
         ('{"key": "a"}', "line 1: expected"),
         ('{"key": "a", "good": "perhaps"}', "line 1: expected"),
+        ('{"key": "a", "good": "yes"}', "line 1: expected"),
+        ('{"key": "a", "good": 1}', "line 1: expected"),
         ('{"key": "a", "good": true}\n{"key": "a", "good": false}', "line 2: a is labelled good and bad"),
         ("[" * 100_000, "line 1: expected"),
     ],
