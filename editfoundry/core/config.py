@@ -107,8 +107,10 @@ def _packaged() -> list[str]:
 def _read(file: Path, above: tuple[Path, ...] = ()) -> DictConfig:
     """The file's settings, over those of the file it extends. `above`: the files on the way here."""
     try:
-        tree = OmegaConf.create(read_yaml(file) or {})
+        tree = OmegaConf.create((_read_extended(file) if above else read_yaml(file)) or {})
     except OmegaConfBaseException as error:
+        if above:
+            raise ConfigError(f"{file}: not a configuration mapping") from None
         raise ConfigError(f"{file}: not a configuration: {_first_line(error)}") from error
     if not isinstance(tree, DictConfig):
         raise ConfigError(f"{file}: the top level must be a mapping of keys to values")
@@ -128,6 +130,21 @@ def _read(file: Path, above: tuple[Path, ...] = ()) -> DictConfig:
         raise ConfigError(f"{file}: does not fit over {base}, which it extends: {_first_line(error)}") from error
     assert isinstance(merged, DictConfig)
     return merged
+
+
+def _read_extended(file: Path) -> Any:
+    """`read_yaml` of a file that another one names: its errors quote nothing of what the file holds."""
+    try:
+        plain = read_yaml(file)
+    except ConfigError as error:
+        if not isinstance(error.__cause__, yaml.YAMLError):
+            raise
+        mark = getattr(error.__cause__, "problem_mark", None)
+        place = f" at line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{file}: not valid YAML{place}") from None
+    if plain is not None and not isinstance(plain, dict):
+        raise ConfigError(f"{file}: not a configuration mapping")
+    return plain
 
 
 def _override(tree: DictConfig, override: str) -> DictConfig:

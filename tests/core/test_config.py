@@ -128,3 +128,17 @@ def test_a_config_that_extends_itself_or_nothing_is_refused(tmp_path: Path, text
 def test_a_list_over_a_mapping_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("parts: {path: a}\n")
     assert "does not fit over base.yaml" in refused(tmp_path, "extends: base.yaml\nparts: [{path: a}]\n")
+
+
+@pytest.mark.parametrize(("held", "message"), [
+    ("secret:x:0:0\nother:y\n", "not a configuration mapping"),
+    ("name: x\nsecret: a: b", "not valid YAML at line 2"),
+    ("secret", "not a configuration mapping"),
+    ("- secret", "not a configuration mapping"),
+    ("name: [secret", "not valid YAML at line 1"),
+    ("secret: 1\nsecret: 2", "not valid YAML at line 2"),
+    ("secret: 2020-01-01", "not a configuration mapping"),
+])
+def test_errors_about_an_extended_file_quote_nothing_of_it(tmp_path: Path, held: str, message: str) -> None:
+    (tmp_path / "held").write_text(held)
+    assert refused(tmp_path, "extends: held\n" + GOOD) == f"{tmp_path / 'held'}: {message}"
