@@ -182,11 +182,13 @@ def _show(findings: dict[str, Any]) -> None:
 def _show_packages(console: Console, packages: list[dict[str, str]]) -> None:
     table = Table(Column("extra", no_wrap=True), "installed", "missing", "enables", box=SIMPLE, title="packages",
                   title_justify="left")
-    for extra, purpose in {"core": "building datasets with the embedded stack", **EXTRAS}.items():
+    purposes = {"core": "building datasets with the embedded stack", **EXTRAS}
+    for extra in dict.fromkeys([*purposes, *(row["extra"] for row in packages)]):
         rows = [row for row in packages if row["extra"] == extra]
         missing = [row["name"] if not row["version"] else f"{row['name']} ({row['state']})"
                    for row in rows if row["state"] != "ok"]
-        table.add_row(extra, f"{sum(row['state'] == 'ok' for row in rows)} of {len(rows)}", ", ".join(missing), purpose)
+        table.add_row(extra, f"{sum(row['state'] == 'ok' for row in rows)} of {len(rows)}", ", ".join(missing),
+                      purposes.get(extra, ""))
     console.print(table)
 
 
