@@ -169,8 +169,8 @@ def plan_command(
     if as_json:
         typer.echo(result.to_json())
     else:
-        table = _table(f"{images:,} photographs; seconds for {result.machine}; "
-                       f"memory checked against GPUs of {result.gpu_memory_gb:g} GB",
+        table = _table(f"{images:,} photographs; seconds assumed for {result.machine}; "
+                       f"checked against GPUs of {result.gpu_memory_gb:g} GB",
                        ("stage", "inputs", "model", "checkpoints", "weights", "licence", "GB", "calls", "GPU-h", "USD"),
                        text=("stage", "model", "checkpoints", "licence"), wrapped=("checkpoints", "licence"))
         for row in plan_rows(result):

@@ -145,11 +145,12 @@ def plan(config: RunConfig, images: int, gpu_memory_gb: float, measured: RunDir 
     if known:
         stages = [_timed(stage, known.seconds) for stage in stages]
     notes = _sources(assumed, measured)
-    used = {f"{model.role}/{model.name}" for stage in stages for model in stage.models if model.gpu_hours}
     served = {f"{model.role}/{model.name}" for stage in stages for model in stage.models if _is_served(config, model)}
+    timed = set(known.seconds) if known else set()
+    used = {f"{model.role}/{model.name}" for stage in stages if stage.stage not in timed for model in stage.models}
     notes += [f"{name} is served elsewhere: its GPU-hours are not counted" for name in sorted(served)]
     notes += [f"seconds of {name}: {cost.seconds:g} per {cost.per} on {assumed.machine} ({cost.basis})"
-              for name, cost in sorted(assumed.models.items()) if name in used]  # fmt: skip
+              for name, cost in sorted(assumed.models.items()) if name in used - served]  # fmt: skip
     notes += [
         f"qualified objects per photograph: {assumed.regions:g} ({assumed.basis})",
         f"share of the configured edits that a photograph can carry: {assumed.feasible:g} ({assumed.basis})",

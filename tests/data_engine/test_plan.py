@@ -15,7 +15,8 @@ from editfoundry.core.config import CONFIG_ROOT, load_config
 from editfoundry.core.errors import ConfigError, EditFoundryError, UsageError
 from editfoundry.data_engine.config import RunConfig
 from editfoundry.data_engine.footprint import Weights, count_weights, resident_gb, weights_of
-from editfoundry.data_engine.plan import DataPlan, PlannedModel, plan
+from editfoundry.data_engine.plan import DataPlan, Measured, PlannedModel, plan
+from editfoundry.data_engine.rundir import RunDir
 from editfoundry.models.manifest import packaged_manifest
 
 FULL = sorted(str(path.relative_to(CONFIG_ROOT)) for path in CONFIG_ROOT.glob("data/full/*.yaml"))
@@ -122,6 +123,7 @@ def test_the_command_prints_a_table_and_exits_1_when_it_cannot_fit(tmp_path: Pat
     small = subprocess.run([*base, "--gpu-memory", "10"], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert small.returncode == 1 and "problem: caption needs" in small.stderr
     assert "style: sdxl-ip-adapter" in small.stdout and "seconds of style/sdxl-ip-adapter" in small.stdout
+    assert "seconds assumed for one H100 80 GB, bfloat16; checked against GPUs of 10 GB" in small.stdout
 
 
 def test_assumptions_name_every_registered_full_model() -> None:
@@ -142,5 +144,18 @@ def test_what_is_served_elsewhere_is_said_to_be_uncounted() -> None:
     notes = planned("data/full-cluster.yaml", gpu=141).assumptions
     assert "judge/openai is served elsewhere: its GPU-hours are not counted" in notes
     assert not any(note.startswith("seconds of judge/openai") for note in notes)
-    with pytest.raises(UsageError, match="--gpu-memory inf"):
-        planned("data/full.yaml", gpu=float("inf"))
+
+
+@pytest.mark.parametrize("memory", ["inf", "nan"])
+def test_memory_that_is_no_number_of_gb_is_refused(memory: str) -> None:
+    with pytest.raises(UsageError, match=f"--gpu-memory {memory}"):
+        planned("data/full.yaml", gpu=float(memory))
+
+
+def test_notes_of_figures_that_a_run_measured_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Measured(survives={"caption": 0.5}, seconds={"caption": 2.0})
+    monkeypatch.setattr(Measured, "of", staticmethod(lambda _: seen))
+    settings = load_config(RunConfig, "data/full.yaml", SETTINGS)
+    notes = plan(settings, 1000, 80, RunDir(tmp_path)).assumptions
+    assert not any(note.startswith(("seconds of captioner/", "share that passes")) for note in notes)
+    assert any(note.startswith("seconds of inserter/flux-redux") for note in notes)
