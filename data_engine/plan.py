@@ -7,7 +7,8 @@ loaded: weights at the configured precision (see `footprint`), plus the largest 
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 from pydantic import Field
@@ -16,7 +17,7 @@ from editfoundry.core.config import Config, load_config
 from editfoundry.core.errors import UsageError
 from editfoundry.data_engine.audit import funnel
 from editfoundry.data_engine.config import RunConfig
-from editfoundry.data_engine.footprint import resident_gb, weights_of
+from editfoundry.data_engine.footprint import Weights, resident_gb, weights_of
 from editfoundry.data_engine.records import Record
 from editfoundry.data_engine.rundir import RunDir
 from editfoundry.data_engine.stages.base import Stage
@@ -214,14 +215,18 @@ def _stage(
     config: RunConfig, assumed: Assumptions, stage: type[Stage], inputs: float, units: Mapping[str, float]
 ) -> PlannedStage:
     specs = {role: config.models[role] for role in stage.needs(config)}
-    models = tuple(_model(role, spec, assumed, units) for role, spec in specs.items())
-    weights = [one for role, spec in specs.items() for one in weights_of(_options(role, spec))]
-    working = max((_cost(assumed, role, spec).working_gb for role, spec in specs.items()), default=0.0)
+    costs = {role: _cost(assumed, role, spec) for role, spec in specs.items()}
+    options = {role: _options(role, spec) for role, spec in specs.items()}
+    weights = {role: weights_of(options[role]) for role in specs}
+    models = tuple(
+        _model(role, spec.name, costs[role], options[role], weights[role], units) for role, spec in specs.items()
+    )
+    working = max((cost.working_gb for cost in costs.values()), default=0.0)
     return PlannedStage(
         stage=stage.name,
         inputs=round(inputs),
         models=models,
-        memory_gb=round(resident_gb(weights) + working, 1),
+        memory_gb=round(resident_gb(chain.from_iterable(weights.values())) + working, 1),
         gpu_hours=round(sum(model.gpu_hours for model in models), 3),
         api_usd=round(sum(model.api_usd for model in models), 2),
     )
@@ -236,9 +241,14 @@ def _cost(assumed: Assumptions, role: str, spec: ModelSpec) -> ModelCost:
     return cost
 
 
-def _model(role: str, spec: ModelSpec, assumed: Assumptions, units: Mapping[str, float]) -> PlannedModel:
-    cost, options = _cost(assumed, role, spec), _options(role, spec)
-    weights = weights_of(options)
+def _model(
+    role: str,
+    name: str,
+    cost: ModelCost,
+    options: Mapping[str, Any],
+    weights: Sequence[Weights],
+    units: Mapping[str, float],
+) -> PlannedModel:
     calls = units.get(role, 0.0) if cost.per == "call" else units[cost.per]
     remote = "base_url" in options
     usd = sum(
@@ -247,7 +257,7 @@ def _model(role: str, spec: ModelSpec, assumed: Assumptions, units: Mapping[str,
     )
     return PlannedModel(
         role=role,
-        name=spec.name,
+        name=name,
         checkpoints=tuple((one.checkpoint, one.licence, one.parameters) for one in weights),
         memory_gb=round(resident_gb(weights), 2),
         calls=round(calls, 1),

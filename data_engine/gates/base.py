@@ -1,6 +1,6 @@
 """What a gate sees of an edge, the limits it applies, and how it fails one."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from editfoundry.core.config import Config
+from editfoundry.core.config import Config, require_known
 from editfoundry.core.geometry import Box, Mask
 from editfoundry.data_engine.records import Edge, Sample, Turn
 
@@ -124,6 +124,16 @@ def crop(image: Image, box: Box, margin: float = 0.1) -> Image:
     assert grown is not None
     x0, y0, x1, y1 = grown.to_ints()
     return np.ascontiguousarray(image[y0:y1, x0:x1])
+
+
+def gate_order(names: tuple[str, ...], known: Collection[str]) -> tuple[str, ...]:
+    """The names, if they are an order of gates: known, each once, geometry among them. Raises ValueError otherwise."""
+    require_known(names, known, "gates")
+    if len(set(names)) < len(names):
+        raise ValueError("a gate is listed twice")
+    if "geometry" not in names:
+        raise ValueError("the geometry gate may not be left out: it is what every dataset file promises")
+    return names
 
 
 def each(gate: Callable[[EdgeView, Thresholds], Values]) -> Gate:

@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from editfoundry.core.config import Config
-from editfoundry.data_engine.gates.base import Thresholds
+from editfoundry.data_engine.gates.base import Thresholds, gate_order
 from editfoundry.data_engine.imports.presets import with_preset
 from editfoundry.data_engine.shared_config import SharedConfig
 from editfoundry.data_engine.source_spec import CleanText
@@ -172,14 +172,7 @@ class CheckConfig(Config):
     @field_validator("gates")
     @classmethod
     def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        unknown = sorted(set(value) - set(GATE_NAMES))
-        if unknown:
-            raise ValueError(f"unknown gates {unknown}; known: {', '.join(GATE_NAMES)}")
-        if len(set(value)) < len(value):
-            raise ValueError("a gate is listed twice")
-        if "geometry" not in value:
-            raise ValueError("the geometry gate may not be left out: it is what every dataset file promises")
-        return value
+        return gate_order(value, GATE_NAMES)
 
 
 class ImportConfig(SharedConfig):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 from pydantic import Field, field_validator
 
-from editfoundry.core.config import Config
+from editfoundry.core.config import Config, require_known
 from editfoundry.core.geometry import Box, Grid
 from editfoundry.core.hashing import rng_for, seed_for
 from editfoundry.data_engine.conversations import GENERATED_MEMORY_WORDS, Graph, PlannedTurn, plan_conversation
@@ -79,25 +79,19 @@ class InstructConfig(Config):
     @field_validator("donor_rates", "photograph_rates", "templates")
     @classmethod
     def _known_types(cls, value: dict[str, Any]) -> dict[str, Any]:
-        unknown = sorted(set(value) - set(TYPES))
-        if unknown:
-            raise ValueError(f"unknown edit types {unknown}; known: {', '.join(TYPES)}")
+        require_known(value, TYPES, "edit types")
         return value
 
     @field_validator("generated_rates")
     @classmethod
     def _generated_types(cls, value: dict[str, float]) -> dict[str, float]:
-        unknown = sorted(set(value) - set(GENERATED))
-        if unknown:
-            raise ValueError(f"unknown types of generated edits {unknown}; known: {', '.join(GENERATED)}")
+        require_known(value, GENERATED, "types of generated edits")
         return value
 
     @field_validator("conversation_rates")
     @classmethod
     def _known_kinds(cls, value: dict[str, float]) -> dict[str, float]:
-        unknown = sorted(set(value) - set(CONVERSATIONS))
-        if unknown:
-            raise ValueError(f"unknown conversations {unknown}; known: {', '.join(CONVERSATIONS)}")
+        require_known(value, CONVERSATIONS, "conversations")
         return value
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from editfoundry.core.config import Config
+from editfoundry.core.config import Config, require_known
 from editfoundry.core.geometry import Grid, to_grid
 from editfoundry.core.hashing import seed_for, sha256
 from editfoundry.core.images import decode, decode_rgba, encode_jpeg, encode_mask_png
@@ -43,9 +43,7 @@ class RenderConfig(Config):
     @field_validator("editors", "best_of")
     @classmethod
     def _known_types(cls, value: Any) -> Any:
-        unknown = sorted(set(value) - set(TYPES))
-        if unknown:
-            raise ValueError(f"unknown edit types {unknown}; known: {', '.join(TYPES)}")
+        require_known(value, TYPES, "edit types")
         if len(set(value)) < len(value):
             raise ValueError("a type is listed twice")
         return value

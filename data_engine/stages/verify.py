@@ -13,7 +13,7 @@ from editfoundry.core.errors import EditFoundryError
 from editfoundry.core.geometry import Mask
 from editfoundry.core.images import decode_jpeg, decode_mask_png, decode_rgba
 from editfoundry.data_engine.gates import ALSO, GATES, ROLES
-from editfoundry.data_engine.gates.base import EdgeView, GateFailed, Thresholds, Values
+from editfoundry.data_engine.gates.base import EdgeView, GateFailed, Thresholds, Values, gate_order
 from editfoundry.data_engine.gates.judge import pair
 from editfoundry.data_engine.recipes.base import plain_reference
 from editfoundry.data_engine.records import Edge, Reject, Sample
@@ -44,14 +44,7 @@ class VerifyConfig(Config):
     @field_validator("gates")
     @classmethod
     def _known(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        unknown = sorted(set(value) - set(GATES))
-        if unknown:
-            raise ValueError(f"unknown gates {unknown}; known: {', '.join(GATES)}")
-        if len(set(value)) < len(value):
-            raise ValueError("a gate is listed twice")
-        if "geometry" not in value:
-            raise ValueError("the geometry gate may not be left out: it is what every dataset file promises")
-        return value
+        return gate_order(value, GATES)
 
 
 class JudgeUntrusted(EditFoundryError):

@@ -1,7 +1,7 @@
 """YAML → OmegaConf (interpolation, overrides) → pydantic; errors name the file, the key and the nearest valid key."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -91,6 +91,13 @@ def _resolved(model: type[C], tree: DictConfig, overrides: Sequence[str], where:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{where}: {_first_line(error)}") from error
     return validate(model, plain, where=where)
+
+
+def require_known(names: Iterable[str], known: Collection[str], what: str) -> None:
+    """Raise ValueError, for a validator, unless every name is a known one; `what` the names are, in the plural."""
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise ValueError(f"unknown {what} {unknown}; known: {', '.join(known)}")
 
 
 def _is_file(path: Path) -> bool:
