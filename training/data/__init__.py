@@ -1,0 +1,1 @@
+"""From dataset shards to micro-batches: index, order, reading, weights, cache."""
