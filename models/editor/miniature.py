@@ -1,0 +1,250 @@
+"""An editor small enough for a laptop: the real classes with random weights, in the folder layout of the real one."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from editfoundry.core.config import CONFIG_ROOT
+from editfoundry.core.hashing import seed_for
+from editfoundry.models.editor.connector import Connector
+
+TOKENIZER = CONFIG_ROOT / "train" / "miniature" / "tokenizer.json"
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+<|im_start|>{{ message.role }}{{ '\\n' }}
+{%- for part in message.content -%}
+{%- if part.type == 'image' -%}<|vision_start|><|image_pad|><|vision_end|>{%- else -%}{{ part.text }}{%- endif -%}
+{%- endfor -%}
+<|im_end|>{{ '\\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant{{ '\\n' }}{%- endif -%}
+"""
+"""The layout of Qwen2.5-VL's own: turns between im_start and im_end, a picture as vision start, pad, vision end."""
+FACE = 28
+"""Pixels along one merged token of Qwen2.5-VL."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large the parts are.
+
+    heads, axes: of the transformer, whose heads are sum(axes) wide and whose width is also that of the text it takes.
+    blocks: double and single ones, of each. pooled: width of the CLIP embedding. vlm, visual: widths of the encoders.
+    vlm_pixels: of a picture for the vision-language model. picture: pixels along a side for SigLIP, in 4 x 4 patches.
+    hidden: between the layers of a connector. latents: channels. autoencoder: channels at each resolution, every one
+    after the first at half the size.
+    """
+
+    heads: int
+    axes: tuple[int, int, int]
+    blocks: int
+    pooled: int
+    vlm: int
+    visual: int
+    vlm_pixels: int
+    picture: int
+    hidden: int
+    latents: int
+    autoencoder: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """Of the transformer."""
+        return self.heads * sum(self.axes)
+
+
+@contextmanager
+def drawn(seed: int, part: str) -> Iterator[None]:
+    """Draws a part's weights from its own seed and leaves torch's own generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(seed, part) % 2**63)
+        yield
+
+
+def miniature_parts(size: Size, *, seed: int, visual: bool) -> dict[str, Any]:
+    """The components of an `EditorPipeline`, float32, in evaluation mode; the same weights for the same arguments."""
+    processor = _processor(size)
+    return {
+        "vlm": _vlm(size, seed, processor.tokenizer),
+        "processor": processor,
+        "visual_encoder": _visual_encoder(size, seed) if visual else None,
+        "visual_processor": _visual_processor(size) if visual else None,
+        "connector": _connector(size, seed),
+        "visual_connector": _visual_connector(size, seed) if visual else None,
+        "transformer": _transformer(size, seed),
+        "vae": _vae(size, seed),
+        "scheduler": _scheduler(),
+    }
+
+
+def save_parts(
+    parts: dict[str, Any], folder: Path, *, size: Size, reference_latents: Literal["none", "kontext"]
+) -> Path:
+    """Write the components and `model_index.json`, which marks the folder as a miniature."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    folder.mkdir(parents=True, exist_ok=True)
+    index: dict[str, Any] = {
+        "_class_name": "EditorPipeline",
+        "vlm_pixels": size.vlm_pixels,
+        "max_text_tokens": 256,
+        "reference_latents": reference_latents,
+        "miniature": True,
+    }
+    for name, part in parts.items():
+        index[name] = [None, None]
+        if part is not None:
+            part.save_pretrained(folder / name)
+            index[name] = [type(part).__module__.split(".")[0], type(part).__name__]
+    (folder / "model_index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return folder
+
+
+def _processor(size: Size) -> Any:
+    from transformers import Qwen2_5_VLProcessor, Qwen2TokenizerFast, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
+
+    tokenizer = Qwen2TokenizerFast(
+        tokenizer_file=str(TOKENIZER),
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        unk_token=None,
+        model_max_length=32768,
+    )
+    pixels = {"min_pixels": FACE**2, "max_pixels": max(size.vlm_pixels, FACE**2)}
+    return Qwen2_5_VLProcessor(
+        image_processor=Qwen2VLImageProcessor(**pixels),
+        tokenizer=tokenizer,
+        video_processor=Qwen2VLVideoProcessor(**pixels),
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def _vlm(size: Size, seed: int, tokenizer: Any) -> Any:
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    identify = tokenizer.convert_tokens_to_ids
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": size.vlm,
+            "intermediate_size": 2 * size.vlm,
+            "num_hidden_layers": 2,
+            "num_attention_heads": size.vlm // 16,
+            "num_key_value_heads": size.vlm // 32,
+            "max_position_embeddings": 32768,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]},
+            "bos_token_id": identify("<|endoftext|>"),
+            "eos_token_id": identify("<|im_end|>"),
+            "pad_token_id": identify("<|endoftext|>"),
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": size.vlm,
+            "intermediate_size": 2 * size.vlm,
+            "num_heads": size.vlm // 16,
+            "window_size": 2 * FACE,
+            "fullatt_block_indexes": [1],
+            "out_hidden_size": size.vlm,
+            "tokens_per_second": 2,
+        },
+        image_token_id=identify("<|image_pad|>"),
+        video_token_id=identify("<|video_pad|>"),
+        vision_start_token_id=identify("<|vision_start|>"),
+        vision_end_token_id=identify("<|vision_end|>"),
+        tie_word_embeddings=False,
+    )
+    with drawn(seed, "vlm"):
+        return Qwen2_5_VLForConditionalGeneration(config).eval()
+
+
+def _visual_encoder(size: Size, seed: int) -> Any:
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
+    config = SiglipVisionConfig(
+        hidden_size=size.visual,
+        intermediate_size=2 * size.visual,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        image_size=size.picture,
+        patch_size=size.picture // 4,
+    )
+    with drawn(seed, "visual_encoder"):
+        return SiglipVisionModel(config).eval()
+
+
+def _visual_processor(size: Size) -> Any:
+    from transformers import SiglipImageProcessor
+
+    return SiglipImageProcessor(size={"height": size.picture, "width": size.picture})
+
+
+def _connector(size: Size, seed: int) -> Connector:
+    with drawn(seed, "connector"):
+        connector = Connector(size.vlm, size.hidden, size.width, pooled_features=size.pooled)
+        connector.pooled_projection.normal_()
+    return connector.eval()
+
+
+def _visual_connector(size: Size, seed: int) -> Connector:
+    with drawn(seed, "visual_connector"):
+        return Connector(size.visual, size.hidden, size.width).eval()
+
+
+def _transformer(size: Size, seed: int) -> Any:
+    from diffusers import FluxTransformer2DModel
+
+    with drawn(seed, "transformer"):
+        return FluxTransformer2DModel(
+            patch_size=1,
+            in_channels=4 * size.latents,
+            num_layers=size.blocks,
+            num_single_layers=size.blocks,
+            attention_head_dim=sum(size.axes),
+            num_attention_heads=size.heads,
+            joint_attention_dim=size.width,
+            pooled_projection_dim=size.pooled,
+            guidance_embeds=True,
+            axes_dims_rope=size.axes,
+        ).eval()
+
+
+def _vae(size: Size, seed: int) -> Any:
+    from diffusers import AutoencoderKL
+
+    levels = len(size.autoencoder)
+    with drawn(seed, "vae"):
+        return AutoencoderKL(
+            sample_size=64,
+            block_out_channels=size.autoencoder,
+            layers_per_block=1,
+            latent_channels=size.latents,
+            norm_num_groups=4,
+            down_block_types=["DownEncoderBlock2D"] * levels,
+            up_block_types=["UpDecoderBlock2D"] * levels,
+            mid_block_add_attention=False,
+            force_upcast=False,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+            shift_factor=0.0609,
+            scaling_factor=1.5035,
+        ).eval()
+
+
+def _scheduler() -> Any:
+    """FLUX.1-dev's."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
+
+    return FlowMatchEulerDiscreteScheduler(
+        shift=3.0,
+        use_dynamic_shifting=True,
+        base_image_seq_len=256,
+        max_image_seq_len=4096,
+        base_shift=0.5,
+        max_shift=1.15,
+    )
