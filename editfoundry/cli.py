@@ -12,6 +12,7 @@ from typer.main import get_command as to_command
 
 from editfoundry import __version__
 from editfoundry.core.errors import EditFoundryError
+from editfoundry.core.failures import report_failure
 
 AREAS = {
     "quickstart": ("editfoundry.quickstart", "Build a small edit dataset from real photographs, end to end."),
@@ -59,22 +60,11 @@ def main() -> None:
             stream.reconfigure(errors="surrogateescape")  # names of files may be any bytes
     try:
         app()
-    except EditFoundryError as error:
-        _fail(str(error), error.exit_code)
     except BrokenPipeError:
         sys.stderr.close()
         os._exit(1)
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}; check the path, its permissions and the space left", 1)
-
-
-def _fail(message: str, exit_code: int) -> None:
-    """Print the message on one line, whatever names and texts it holds, and exit."""
-    text = " ".join(message.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace").split())
-    printable = "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
-    typer.echo(f"error: {printable}", err=True)
-    sys.exit(exit_code)
+    except (EditFoundryError, OSError) as error:
+        sys.exit(report_failure(error))
 
 
 if __name__ == "__main__":
