@@ -1,0 +1,74 @@
+"""A training run's folder: whose it is, and which settings may change when it resumes."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from editfoundry.core.errors import UsageError
+from editfoundry.core.hashing import canonical_json
+from editfoundry.data_engine.ledger import replace_file
+from editfoundry.training.config import TrainConfig
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+INDEX = "index"
+VALIDATION = "validation"
+MAY_CHANGE = ("name", "steps", "micro_batch", "data.workers", "data.prefetch", "validation", "checkpoints", "trackers",
+              "gradient_checkpointing", "compile", "nonfinite")
+"""What a resumed run may set otherwise: none of it changes the order of the data or the meaning of the weights."""
+
+
+def claim(run: Path, config: TrainConfig) -> None:
+    """Make the folder of a run, or take up the one that is there with the same settings.
+
+    Raises UsageError when it holds other files, another stage's run, or a run of other settings, naming those.
+    """
+    file = run / CONFIG
+    if not file.is_file():
+        if run.exists() and (not run.is_dir() or any(run.iterdir())):
+            raise UsageError(f"{run}: holds other files and no training run; choose an empty or new folder")
+        run.mkdir(parents=True, exist_ok=True)
+    else:
+        held = saved_config(run)
+        if held.get("stage") != config.stage:
+            raise UsageError(f"{run}: holds a run of stage `{held.get('stage')}`; give stage `{config.stage}` a folder "
+                             "of its own, so that neither overwrites the other")
+        if changed := differing(held, config.model_dump(mode="json")):
+            raise UsageError(f"{run}: was started with other settings ({', '.join(changed)}); restore them, or choose "
+                             "a new folder")
+    replace_file(file, (canonical_json(config.model_dump(mode="json")) + "\n").encode())
+
+
+def saved_config(run: Path) -> dict[str, Any]:
+    """The settings that a run was last started with. Raises UsageError when `run` is no training run."""
+    try:
+        held = json.loads((run / CONFIG).read_text("utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{run}: not a training run (no {CONFIG}); `editfoundry train editor -o` makes one") from None
+    except ValueError as error:
+        raise UsageError(f"{run / CONFIG}: damaged: {error}") from error
+    if not isinstance(held, dict):
+        raise UsageError(f"{run / CONFIG}: damaged: not a mapping")
+    return held
+
+
+def differing(held: Mapping[str, Any], wanted: Mapping[str, Any], above: str = "") -> list[str]:
+    """`key: was X, is Y` for every setting that differs and may not."""
+    found = []
+    for key in sorted({*held, *wanted}):
+        name = f"{above}{key}"
+        before, now = held.get(key), wanted.get(key)
+        if name in MAY_CHANGE or before == now:
+            continue
+        if isinstance(before, dict) and isinstance(now, dict):
+            found += differing(before, now, f"{name}.")
+        else:
+            found.append(f"{name}: was {_short(before)}, is {_short(now)}")
+    return found
+
+
+def _short(value: Any) -> str:
+    text = canonical_json(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,62 @@
+"""Train the editor: `accelerate launch … -m editfoundry.training.train_editor CONFIG -o RUN`.
+
+The configuration says what is trained, accelerate's own file says on what. Repeating the command resumes.
+"""
+
+import sys
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from editfoundry.core.config import load_config
+from editfoundry.core.errors import EditFoundryError
+from editfoundry.core.failures import report_failure
+from editfoundry.training.config import TrainConfig
+
+
+def parse(arguments: Sequence[str] | None = None) -> Namespace:
+    """The command line."""
+    parser = ArgumentParser(prog="editfoundry.training.train_editor", description="Train the editor, or resume.")
+    parser.add_argument("config", help="a YAML file, or the name of a packaged one (train/stage1.yaml)")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the run; an unfinished run resumes")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and stop there")
+    parser.add_argument("--json", action="store_true", help="print JSON for machines")
+    return parser.parse_args(arguments)
+
+
+def train(arguments: Namespace) -> None:
+    """Train as the command line says. Raises EditFoundryError for whatever the user can act on."""
+    config = load_config(TrainConfig, arguments.config, arguments.set)
+    from editfoundry.training.rundir import claim
+    from editfoundry.training.sharding import make_accelerator
+    from editfoundry.training.summary import show
+    from editfoundry.training.trainer import Trainer
+
+    accelerator = make_accelerator()
+    with tempfile.TemporaryDirectory() if arguments.dry_run else nullcontext(arguments.output) as run:
+        if not arguments.dry_run:
+            with accelerator.main_process_first():
+                claim(Path(run), config)
+        trainer = Trainer(config, Path(run), accelerator)
+        if accelerator.is_main_process:
+            show(trainer, as_json=arguments.json)
+        if arguments.dry_run:
+            return
+        trainer.prepare()
+        trainer.fit()
+
+
+def main() -> None:
+    """Entry point: expected failures become one line on stderr and their exit code."""
+    arguments = parse()
+    try:
+        train(arguments)
+    except (EditFoundryError, OSError) as error:
+        sys.exit(report_failure(error))
+
+
+if __name__ == "__main__":
+    main()
