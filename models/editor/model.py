@@ -58,6 +58,8 @@ class EditorModel(nn.Module):  # type: ignore[misc]
         pictures = [noisy, *([] if reference_latents is None else reference_latents.unbind(1))]
         tokens = torch.cat([pack(picture) for picture in pictures], dim=1)
         ids = [image_ids(*picture.shape[-2:], number, device) for number, picture in enumerate(pictures)]
+        # The fastest attention kernels take no mask, so there is one only where something is padded.
+        allowed = None if mask.all() else attention_mask(mask, tokens.shape[1])
         strength = torch.full_like(sigma, guidance) if self.transformer.config.guidance_embeds else None
         with exact_times(self.transformer, sigma, strength):
             (velocity,) = self.transformer(
@@ -68,7 +70,7 @@ class EditorModel(nn.Module):  # type: ignore[misc]
                 guidance=strength,
                 img_ids=torch.cat(ids),
                 txt_ids=torch.zeros(sequence.shape[1], 3, device=device),
-                joint_attention_kwargs={"attention_mask": attention_mask(mask, tokens.shape[1])},
+                joint_attention_kwargs={"attention_mask": allowed},
                 return_dict=False,
             )
         return velocity[:, : noisy.shape[-2] * noisy.shape[-1] // 4].float()

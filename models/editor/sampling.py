@@ -40,15 +40,15 @@ def generate(
     """Scaled latents [B, C, h, w] of the edited pictures, float32.
 
     forward: an EditorModel, or what wraps one in training. scheduler: a FlowMatchEulerDiscreteScheduler. noise:
-    standard normal, of the latents' shape. guidance: of a guidance-distilled FLUX. cfg: true classifier-free guidance against
-    `negative`, which costs a second pass a step; 1 is none. Raises ValueError for a cfg without `negative`.
+    standard normal, of the latents' shape. guidance: of a guidance-distilled FLUX. cfg: true classifier-free guidance
+    against `negative`, which costs a second pass a step; 1 is none. Raises ValueError for a cfg without `negative`.
     """
     if cfg != 1 and negative is None:
         raise ValueError(f"cfg {cfg} needs a negative condition")
     height, width = noise.shape[-2:]
     scheduler = schedule(scheduler, steps, height * width // 4)
     latents = noise.float()
-    for sigma, timestep in zip(scheduler.sigmas.tolist(), scheduler.timesteps, strict=False):
+    for sigma, timestep in zip(scheduler.sigmas[:-1].tolist(), scheduler.timesteps, strict=True):
         levels = torch.full((len(latents),), sigma, device=latents.device)
         velocity = forward(latents, levels, condition, guidance)
         if cfg != 1:
