@@ -23,8 +23,15 @@ from editfoundry.training.data.tables import MEMBERS, DatasetFiles, open_dataset
 FORMAT = 1
 INDEX, ROWS = "index.json", "rows.bin"
 ROW = np.dtype(
-    [("dataset", "<u2"), ("shard", "<u4"), ("type", "u1"), ("width", "<u2"), ("height", "<u2"), ("caption", "<u2"),
-     ("parent", "<i8")]
+    [
+        ("dataset", "<u2"),
+        ("shard", "<u4"),
+        ("type", "u1"),
+        ("width", "<u2"),
+        ("height", "<u2"),
+        ("caption", "<u2"),
+        ("parent", "<i8"),
+    ]
     + [(f"{member}_{what}", kind) for member in MEMBERS for what, kind in (("offset", "<i8"), ("length", "<i4"))]
 )
 """A sample. dataset, shard, type: numbers into the index's lists. caption: characters of the instruction, at most
@@ -63,8 +70,9 @@ class ShardIndex:
         )
         path = folder / ROWS
         if not path.is_file() or path.stat().st_size != content["rows"] * ROW.itemsize:
-            raise EditFoundryError(f"{path}: not the {content['rows']} rows that {INDEX} says; delete {folder} to have "
-                                   "it built again")
+            raise EditFoundryError(
+                f"{path}: not the {content['rows']} rows that {INDEX} says; delete {folder} to have it built again"
+            )
         self.rows = np.memmap(path, dtype=ROW, mode="r")
 
     def __len__(self) -> int:
@@ -99,19 +107,32 @@ def build_index(datasets: Sequence[DatasetSpec], split: str, out: Path) -> Shard
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
     types = sorted(TYPES)
-    shards = [(number, name, entry.bytes) for number, dataset in enumerate(opened)
-              for name, entry in dataset.shards(split)]
+    shards = [
+        (number, name, entry.bytes) for number, dataset in enumerate(opened) for name, entry in dataset.shards(split)
+    ]
     with (building / ROWS).open("xb") as file:
         rows = write_rows(opened, split, types, ROW, file, building)
         file.flush()
         os.fsync(file.fileno())
     if not rows:
         shutil.rmtree(building)
-        raise NoSamples(f"no sample of the split `{split}` in {', '.join(str(dataset.folder) for dataset in opened)}; "
-                        "add a dataset that has some")
-    _write(building, {"format": FORMAT, "digest": digest, "split": split, "rows": rows, "types": types,
-                      "datasets": [str(dataset.folder) for dataset in opened],
-                      "manifests": [dataset.manifest_sha256 for dataset in opened], "shards": shards})
+        raise NoSamples(
+            f"no sample of the split `{split}` in {', '.join(str(dataset.folder) for dataset in opened)}; "
+            "add a dataset that has some"
+        )
+    _write(
+        building,
+        {
+            "format": FORMAT,
+            "digest": digest,
+            "split": split,
+            "rows": rows,
+            "types": types,
+            "datasets": [str(dataset.folder) for dataset in opened],
+            "manifests": [dataset.manifest_sha256 for dataset in opened],
+            "shards": shards,
+        },
+    )
     sync_folder(building)
     building.rename(out)
     sync_folder(out.parent)
@@ -125,8 +146,10 @@ def _reused(out: Path, digest: str, opened: Sequence[DatasetFiles]) -> ShardInde
         known = set(content["manifests"])
         changed = [str(dataset.folder) for dataset in opened if dataset.manifest_sha256 not in known]
         what = f"{', '.join(changed)} changed" if changed else "other datasets, order of datasets, or split"
-        raise EditFoundryError(f"{out}: the run's index is of other data ({what}); go on with the data it was started "
-                               "with, or start a new run")
+        raise EditFoundryError(
+            f"{out}: the run's index is of other data ({what}); go on with the data it was started "
+            "with, or start a new run"
+        )
     folders = [str(dataset.folder) for dataset in opened]
     if content["datasets"] != folders:
         _write(out, {**content, "datasets": folders})

@@ -32,7 +32,8 @@ def permute(element: ArrayLike, size: ArrayLike, key: ArrayLike) -> Words:
 
     Elements below their size, sizes from 1 below 2**52, keys uint64. Raises ValueError for other elements and sizes.
     """
-    values, sizes, keys = np.broadcast_arrays(*(np.asarray(value, np.uint64) for value in (element, size, key)))
+    arrays = np.broadcast_arrays(*(np.asarray(value, np.uint64) for value in (element, size, key)))
+    values, sizes, keys = (array.ravel() for array in arrays)
     if np.any(values >= sizes) or np.any(sizes >= np.uint64(2**52)):
         raise ValueError("an element is not below its size, or a size is not below 2**52")
     rows = np.floor(np.sqrt((sizes - np.uint64(1)).astype(np.float64))).astype(np.uint64) + np.uint64(1)
@@ -40,7 +41,7 @@ def permute(element: ArrayLike, size: ArrayLike, key: ArrayLike) -> Words:
     result = _network(values, rows, columns, keys)
     while np.any(outside := result >= sizes):
         result[outside] = _network(result[outside], rows[outside], columns[outside], keys[outside])
-    return result
+    return result.reshape(arrays[0].shape)
 
 
 def _network(values: Words, rows: Words, columns: Words, keys: Words) -> Words:

@@ -25,8 +25,15 @@ MEMBERS = ("source", "result", "mask", "reference", "json")
 REQUIRED = ("source", "result", "json")
 TABLE, MANIFEST = "index.parquet", "manifest.json"
 SCHEMA = pa.schema(
-    [("key", pa.string()), ("shard", pa.string()), ("type", pa.string()), ("instruction", pa.string()),
-     ("parent_key", pa.string()), ("width", pa.int64()), ("height", pa.int64())]
+    [
+        ("key", pa.string()),
+        ("shard", pa.string()),
+        ("type", pa.string()),
+        ("instruction", pa.string()),
+        ("parent_key", pa.string()),
+        ("width", pa.int64()),
+        ("height", pa.int64()),
+    ]
     + [(f"{what}_{member}", pa.int64()) for member in MEMBERS for what in ("offset", "length")]
 )
 MIN_SIDE, MAX_SIDE, MAX_CAPTION, MAX_LENGTH = 16, 65535, 65535, 2**31 - 1
@@ -60,8 +67,11 @@ class DatasetFiles:
 
     def shards(self, split: str) -> list[tuple[str, FileEntry]]:
         """Tars of a split by name."""
-        return sorted((name, entry) for name, entry in self.manifest.files.items()
-                      if name != TABLE and name.startswith(f"{split}-"))
+        return sorted(
+            (name, entry)
+            for name, entry in self.manifest.files.items()
+            if name != TABLE and name.startswith(f"{split}-")
+        )
 
 
 def open_datasets(specs: Sequence[DatasetSpec]) -> list[DatasetFiles]:
@@ -78,8 +88,10 @@ def _open(folder: Path) -> DatasetFiles:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read ({error.strerror}); data.datasets takes the `dataset` folder of a "
-                         "finished `editfoundry data run`") from error
+        raise UsageError(
+            f"{path}: cannot be read ({error.strerror}); data.datasets takes the `dataset` folder of a "
+            "finished `editfoundry data run`"
+        ) from error
     try:
         manifest = Manifest.model_validate_json(text)
     except ValidationError as error:
@@ -93,8 +105,14 @@ def _open(folder: Path) -> DatasetFiles:
     return DatasetFiles(folder, manifest, sha256(text))
 
 
-def write_rows(datasets: Sequence[DatasetFiles], split: str, types: Sequence[str], row: np.dtype[Any], out: IO[bytes],
-               scratch: Path) -> int:
+def write_rows(
+    datasets: Sequence[DatasetFiles],
+    split: str,
+    types: Sequence[str],
+    row: np.dtype[Any],
+    out: IO[bytes],
+    scratch: Path,
+) -> int:
     """Append the split's samples of all datasets to `out` as items of `row`, in stored order; returns how many.
 
     scratch: a folder for 8 bytes per sample, removed in the end. Raises DamagedFile and EditFoundryError.
@@ -185,13 +203,21 @@ def _rows(part: pa.Table, row: np.dtype[Any], types: Sequence[str], where: str, 
         offset, length = (_numbers(part[f"{what}_{member}"]) for what in ("offset", "length"))
         absent = (offset == 0) & (length == 0)
         inside = (offset >= BLOCK) & (length > 0) & (length <= MAX_LENGTH) & (offset <= size - length)
-        _refuse(~inside & ~(absent & (member not in REQUIRED)), keys, where,
-                f"its {member} is not inside the shard's {size} bytes")
+        _refuse(
+            ~inside & ~(absent & (member not in REQUIRED)),
+            keys,
+            where,
+            f"its {member} is not inside the shard's {size} bytes",
+        )
         rows[f"{member}_offset"], rows[f"{member}_length"] = offset, length
     width, height = _numbers(part["width"]), _numbers(part["height"])
     sides = (np.minimum(width, height) >= MIN_SIDE) & (np.maximum(width, height) <= MAX_SIDE)
-    _refuse(~(sides & (width * height <= DEFAULT_MAX_PIXELS)), keys, where,
-            f"width and height are not {MIN_SIDE} to {MAX_SIDE} pixels with at most {DEFAULT_MAX_PIXELS} in all")
+    _refuse(
+        ~(sides & (width * height <= DEFAULT_MAX_PIXELS)),
+        keys,
+        where,
+        f"width and height are not {MIN_SIDE} to {MAX_SIDE} pixels with at most {DEFAULT_MAX_PIXELS} in all",
+    )
     rows["width"], rows["height"] = width, height
     rows["caption"] = np.minimum(_numbers(pc.utf8_length(part["instruction"])), MAX_CAPTION)
     rows["type"] = _types(part["type"], keys, types, where)
@@ -205,8 +231,10 @@ def _types(column: pa.ChunkedArray, keys: pa.ChunkedArray, types: Sequence[str],
         place = int(np.argmax(unknown))
         name = column[place].as_py()
         near = get_close_matches(name, types, n=1)
-        raise EditFoundryError(f"{where}: sample {keys[place].as_py()!r} is of the unknown edit type {name[:80]!r}"
-                               f"{f' (nearest: {near[0]})' if near else ''}; known: {', '.join(types)}")
+        raise EditFoundryError(
+            f"{where}: sample {keys[place].as_py()!r} is of the unknown edit type {name[:80]!r}"
+            f"{f' (nearest: {near[0]})' if near else ''}; known: {', '.join(types)}"
+        )
     return numbers
 
 
@@ -214,8 +242,12 @@ def _parents(column: pa.ChunkedArray, keys: pa.ChunkedArray, where: str, first: 
     """The row of each sample's parent, which has to lie before it in the same shard, or -1."""
     place = _numbers(pc.index_in(column, value_set=keys.combine_chunks(), skip_nulls=True), absent=-1)
     has = np.asarray(pc.is_valid(column).to_numpy())
-    _refuse(has & ((place < 0) | (place >= np.arange(len(place)))), keys, where,
-            "its parent_key is not of a sample before it in the same shard")
+    _refuse(
+        has & ((place < 0) | (place >= np.arange(len(place)))),
+        keys,
+        where,
+        "its parent_key is not of a sample before it in the same shard",
+    )
     return np.where(has, first + place, -1)
 
 
@@ -240,10 +272,12 @@ def _check_unique(table: Path, hashes: Path) -> None:
         return
     values = np.memmap(hashes, "<u8", mode="r+")
     values.sort()
-    twice = np.concatenate([
-        part[:-1][part[:-1] == part[1:]] for part in (values[start : start + _HASHES + 1]
-                                                      for start in range(0, len(values), _HASHES))
-    ])
+    twice = np.concatenate(
+        [
+            part[:-1][part[:-1] == part[1:]]
+            for part in (values[start : start + _HASHES + 1] for start in range(0, len(values), _HASHES))
+        ]
+    )
     if not len(twice):
         return
     seen: set[str] = set()
