@@ -92,7 +92,7 @@ def open_index(folder: Path) -> ShardIndex:
 
 
 def build_index(datasets: Sequence[DatasetSpec], split: str, out: Path) -> ShardIndex:
-    """The index of a split (`train` or `val`) of the datasets, in `out`; an index of the same content is taken as it is.
+    """The index of a split (`train` or `val`) of the datasets, in `out`; one of the same content is reused.
 
     Checks what a run relies on: sizes of tables and shards, every span inside its shard, known edit types, sides,
     unique keys, parents before their children. Memory does not grow with the number of samples.

@@ -1,4 +1,4 @@
-"""A dataset's `index.parquet`, read shard by shard, checked against its manifest and shards, and made into index rows."""
+"""A dataset's `index.parquet`, read shard by shard, checked against manifest and shards, and made into index rows."""
 
 import hashlib
 import re
