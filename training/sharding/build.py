@@ -1,0 +1,50 @@
+"""Which way training is spread over processes: what the launcher asked for, as accelerate understood it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, DistributedType
+from torch import nn
+
+from editfoundry.core.errors import UsageError
+from editfoundry.training.config import Optimiser
+from editfoundry.training.sharding.ddp import DdpEngine
+from editfoundry.training.sharding.engine import Engine, Kind
+
+
+def make_accelerator(**arguments: Any) -> Accelerator:
+    """The Accelerator of a training run, as the launcher's environment asks; `arguments` are its own (`log_with` ...).
+
+    Precision is left at "no": trained weights stay float32 and the trainer autocasts.
+    """
+    handlers: list[Any] = [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]
+    return Accelerator(mixed_precision="no", kwargs_handlers=handlers, **arguments)
+
+
+def engine_kind(accelerator: Accelerator) -> Kind:
+    """The way that the launcher asked for. Raises UsageError for one that is not built here."""
+    kind = accelerator.distributed_type
+    if kind == DistributedType.NO:
+        return "none"
+    if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
+        return "ddp"
+    raise UsageError(
+        f"training is not built for accelerate's distributed type {kind.value}; use a file of configs/accelerate"
+    )
+
+
+def build_engine(
+    accelerator: Accelerator, model: nn.Module, named: Mapping[str, nn.Parameter], options: Optimiser
+) -> Engine:
+    """Spread `model` and the optimiser of its trained parameters over the processes. On all ranks.
+
+    named: the trained parameters, float32; every other one is frozen.
+    """
+    for parameter in named.values():
+        assert parameter.dtype == torch.float32, "trained parameters are float32"
+    model.to(accelerator.device)
+    kind = engine_kind(accelerator)
+    engine = DdpEngine if kind == "ddp" else Engine
+    return engine(accelerator, model, list(named), options)
