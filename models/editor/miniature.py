@@ -1,17 +1,12 @@
 """An editor small enough for a laptop: the real classes with random weights, in the folder layout of the real one."""
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from editfoundry.core.config import CONFIG_ROOT
-from editfoundry.core.hashing import seed_for
 from editfoundry.models.editor.connector import Connector
+from editfoundry.models.editor.initialise import drawn, save_index, save_part
 
 TOKENIZER = CONFIG_ROOT / "train" / "miniature" / "tokenizer.json"
 CHAT_TEMPLATE = """\
@@ -58,14 +53,6 @@ class Size:
         return self.heads * sum(self.axes)
 
 
-@contextmanager
-def drawn(seed: int, part: str) -> Iterator[None]:
-    """Draws a part's weights from its own seed and leaves torch's own generator as it was."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_for(seed, part) % 2**63)
-        yield
-
-
 def miniature_parts(size: Size, *, seed: int, visual: bool) -> dict[str, Any]:
     """The components of an `EditorPipeline`, float32, in evaluation mode; the same weights for the same arguments."""
     processor = _processor(size)
@@ -86,23 +73,10 @@ def save_parts(
     parts: dict[str, Any], folder: Path, *, size: Size, reference_latents: Literal["none", "kontext"]
 ) -> Path:
     """Write the components and `model_index.json`, which marks the folder as a miniature."""
-    import transformers
-
-    transformers.utils.logging.disable_progress_bar()
     folder.mkdir(parents=True, exist_ok=True)
-    index: dict[str, Any] = {
-        "_class_name": "EditorPipeline",
-        "vlm_pixels": size.vlm_pixels,
-        "max_text_tokens": 256,
-        "reference_latents": reference_latents,
-        "miniature": True,
-    }
-    for name, part in parts.items():
-        index[name] = [None, None]
-        if part is not None:
-            part.save_pretrained(folder / name)
-            index[name] = [type(part).__module__.split(".")[0], type(part).__name__]
-    (folder / "model_index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    entries = {name: save_part(folder, name, part) for name, part in parts.items()}
+    values = {"vlm_pixels": size.vlm_pixels, "max_text_tokens": 256, "reference_latents": reference_latents}
+    save_index(folder, entries, miniature=True, **values)
     return folder
 
 
