@@ -185,7 +185,7 @@ def _text_and_image_models(folder: Path, options: DiffusionOptions, given: Mappi
     }
 
 
-def from_folder(kind: Any, folder: Path, options: DiffusionOptions, **parts: Any) -> Any:
+def from_folder(kind: Any, folder: Path, options: TorchOptions, **parts: Any) -> Any:
     """`kind.from_pretrained`, with its complaint as ours; also for weights that the folder lacks."""
     import transformers
 

@@ -41,6 +41,14 @@ def pixels(images: Sequence[Image]) -> Tensor:
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1
 
 
+def pictures(pixels: Tensor) -> list[Image]:
+    """The inverse of `pixels`: [B, 3, H, W] -> B pictures, uint8 [H, W, 3]. Raises EditFoundryError for NaN."""
+    if not torch.isfinite(pixels).all():
+        raise EditFoundryError("the editor made pixels that are not finite; load it in float32 or bfloat16")
+    rounded = ((pixels.float() + 1) * 127.5).round().clamp(0, 255).to("cpu", torch.uint8)
+    return list(rounded.permute(0, 2, 3, 1).contiguous().numpy())
+
+
 def vlm_size(width: int, height: int, area: int, face: int) -> tuple[int, int]:
     """Width and height at which the vision-language model sees a picture: at most about `area` pixels, whatever the
 
