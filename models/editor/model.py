@@ -37,8 +37,9 @@ class EditorModel(nn.Module):  # type: ignore[misc]
 
         Raises ValueError for SigLIP states when the editor has no visual connector.
         """
-        text = self.connector(condition.text_states)
-        return join(text, condition.text_mask, condition.vision_end, self._visual(condition))
+        # Whatever the padding holds, it reaches neither the answer nor a gradient.
+        states = condition.text_states.masked_fill(~condition.text_mask[..., None], 0)
+        return join(self.connector(states), condition.text_mask, condition.vision_end, self._visual(condition))
 
     def velocity(
         self,

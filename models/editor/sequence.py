@@ -9,9 +9,8 @@ def join(text: Tensor, text_mask: Tensor, vision_end: Tensor, visual: Tensor | N
     """Put the visual states of each picture just before the token that ends the picture in the text.
 
     text: [B, L, E]. text_mask: bool [B, L], False is padding. vision_end: int64 [B, R], positions in the text. visual:
-    [B, R, S, E] or None. Returns sequence [B, T, E] with T = L + R * S, zero where padded, and its mask bool [B, T].
+    [B, R, S, E] or None. Returns the sequence [B, T, E], T = L + R * S, and its mask bool [B, T].
     """
-    text = text.masked_fill(~text_mask[..., None], 0)
     if visual is None:
         return text, text_mask
     batch, length = text_mask.shape
