@@ -17,6 +17,7 @@ from editfoundry.core.failures import report_failure
 AREAS = {
     "quickstart": ("editfoundry.quickstart", "Build a small edit dataset from real photographs, end to end."),
     "data": ("editfoundry.data_engine.cli", "Build, check, export and report edit datasets."),
+    "train": ("editfoundry.training.cli", "Make an editor, train it, report on the run, and export the result."),
     "models": ("editfoundry.models.cli", "List, pull and locate model weights."),
     "doctor": ("editfoundry.doctor", "Say what is installed, which weights are present, and what each enables."),
 }

@@ -136,6 +136,11 @@ class Metrics:
                     end = start
             opened.truncate(end)
 
+    def close(self) -> None:
+        """Let the trackers write what they hold back."""
+        for tracker in self._accelerator.trackers:
+            tracker.finish()
+
     def _open(self, step: int) -> None:
         """Open the trackers; what an earlier attempt told TensorBoard of this step and later ones is hidden."""
         self._accelerator.init_trackers(
