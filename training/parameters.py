@@ -1,0 +1,163 @@
+"""Which parameters train, how all are stored, and what that costs in memory.
+
+Trained parameters are float32, whatever the precision of the forward pass: a step of 1e-6 is lost on a bfloat16 weight.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from editfoundry.core.hashing import seed_for
+from editfoundry.models.editor import stages
+from editfoundry.models.editor.model import EditorModel
+from editfoundry.training.config import LoraOptions, TrainConfig
+from editfoundry.training.sharding import Kind
+
+CONNECTORS = ("connector.", "visual_connector.")
+STATE_BYTES = {"adamw": 8.0, "adamw8bit": 2 + 2 * 4 / 256, "prodigy": 16.0}
+"""Bytes of optimiser state for each trained weight: two float32 moments; two of 8 bits with a float32 scale for each
+256 (bitsandbytes keeps tensors below 4096 weights in float32); and Prodigy's two moments, slopes and first weights."""
+
+
+def prepare_parameters(model: EditorModel, config: TrainConfig, device: torch.device) -> dict[str, nn.Parameter]:
+    """Make the model what its stage trains, on `device`, in place; returns the trained parameters by name.
+
+    Trained ones, of a stage's whole modules or of a LoRA that is added on them, are float32; frozen ones are stored as
+    `config.frozen` says (bfloat16 under `float8`: FLUX is frozen but gradients pass through it, and autograd keeps the
+    weights that it computed with). Also turns on gradient checkpointing and compilation of FLUX's blocks.
+
+    Load the model with float32 connectors: what was rounded before is not found again.
+    """
+    trained = set(stages.trainable(model, config.stage))
+    if config.lora:
+        trained = {name for name in trained if name.startswith(CONNECTORS)}
+    model.requires_grad_(False)
+    model.to(device)
+    if config.lora:
+        trained |= _add_lora(model, config.lora, config.seed)
+    named = {}
+    for name, parameter in model.named_parameters():
+        parameter.data = parameter.data.to(torch.float32 if name in trained else frozen_dtype(config, device))
+        if name in trained:
+            named[name] = parameter.requires_grad_()
+    if config.gradient_checkpointing:
+        model.transformer.enable_gradient_checkpointing()
+    if config.compile:
+        model.transformer.compile_repeated_blocks()
+    return named
+
+
+def frozen_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
+    """How frozen weights that gradients pass through are stored; `auto` is bfloat16, and float32 on the CPU."""
+    if config.frozen == "float32" or (config.frozen == "auto" and device.type == "cpu"):
+        return torch.float32
+    return torch.bfloat16
+
+
+def store_float8(*encoders: nn.Module) -> None:
+    """Store linear and convolution weights of frozen encoders as float8 (e4m3), each computed in its present dtype.
+
+    For the vision-language model and SigLIP, which no gradient passes through. Their embeddings, norms, patch layers
+    and SigLIP's pooling head stay as they are; the VAE is not for this. Halves their memory for a rounding of about 3%
+    of each weight (diffusers' layerwise casting, without scales).
+    """
+    from diffusers.hooks import apply_layerwise_casting
+
+    for encoder in encoders:
+        dtype = next(parameter.dtype for parameter in encoder.parameters() if parameter.is_floating_point())
+        apply_layerwise_casting(
+            encoder,
+            storage_dtype=torch.float8_e4m3fn,
+            compute_dtype=dtype,
+            skip_modules_classes=(nn.Embedding, nn.MultiheadAttention),
+        )
+
+
+def merge_lora(model: EditorModel) -> None:
+    """Add the LoRA to the weights it is on and take it off, in place: modules and names are those of the base again."""
+    model.transformer.fuse_lora()
+    model.transformer.unload_lora()
+
+
+@dataclass(frozen=True)
+class ModuleMemory:
+    """What a module holds, and its bytes on one rank. dtypes: of its weights, by number of weights, most first."""
+
+    module: str
+    parameters: int
+    trained: int
+    dtypes: tuple[str, ...]
+    weight_bytes: int
+    gradient_bytes: int
+    optimiser_bytes: int
+    average_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it."""
+        return self.weight_bytes + self.gradient_bytes + self.optimiser_bytes + self.average_bytes
+
+
+def summarise(
+    modules: Mapping[str, nn.Module | None],
+    named: Mapping[str, nn.Parameter],
+    config: TrainConfig,
+    kind: Kind,
+    ranks: int,
+) -> list[ModuleMemory]:
+    """One row for each module that is there; call it once parameters are prepared and before they are sharded.
+
+    named: the trained parameters. An estimate of what stays: activations, buckets of communication and the allocator's
+    slack come on top. Sharding divides by `ranks`: the optimiser and the average under ZeRO-1, gradients too under
+    ZeRO-2, trained weights too under ZeRO-3 and FSDP2. Frozen weights are whole on every rank.
+    """
+    trained = {id(parameter) for parameter in named.values()}
+    return [
+        _memory(name, list(module.parameters()), trained, config, kind, ranks)
+        for name, module in modules.items()
+        if module is not None
+    ]
+
+
+def _memory(
+    name: str, parameters: list[nn.Parameter], of_step: set[int], config: TrainConfig, kind: Kind, ranks: int
+) -> ModuleMemory:
+    trained = sum(parameter.numel() for parameter in parameters if id(parameter) in of_step)
+    frozen = sum(_bytes(parameter) for parameter in parameters if id(parameter) not in of_step)
+    sizes: dict[str, int] = {}
+    for parameter in parameters:
+        dtype = str(parameter.dtype).removeprefix("torch.")
+        sizes[dtype] = sizes.get(dtype, 0) + parameter.numel()
+
+    def share(*sharded: Kind) -> float:
+        return trained / ranks if kind in sharded else trained
+
+    state = share("zero1", "zero2", "zero3", "fsdp2")
+    return ModuleMemory(
+        module=name,
+        parameters=sum(sizes.values()),
+        trained=trained,
+        dtypes=tuple(sorted(sizes, key=lambda dtype: -sizes[dtype])),
+        weight_bytes=frozen + round(4 * share("zero3", "fsdp2")),
+        gradient_bytes=round(4 * share("zero2", "zero3", "fsdp2")),
+        optimiser_bytes=round(STATE_BYTES[config.optimiser.name] * state),
+        average_bytes=round(4 * state) if config.ema else 0,
+    )
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _add_lora(model: EditorModel, options: LoraOptions, seed: int) -> set[str]:
+    """Put a LoRA, drawn from the seed, on FLUX's image branch; returns the names of its parameters."""
+    from peft import LoraConfig
+
+    settings: dict[str, Any] = {"r": options.rank, "lora_alpha": options.alpha, "lora_dropout": options.dropout}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(seed, "lora") % 2**63)
+        model.transformer.add_adapter(LoraConfig(target_modules=stages.LORA_TARGETS, **settings))
+    return {name for name, _ in model.named_parameters() if ".lora_A." in name or ".lora_B." in name}
