@@ -34,7 +34,7 @@ class MicroBatch(NamedTuple):
     content: pictures, or their features from the cache. weight: float [B, N], of each image token's loss; a row of
     zeros is a sample that does not count (`valid` False). noise, posterior_noise: float [B, C, h, w]. sigma: float [B]
     in (0, 1). visual_kept: bool [B], False where condition dropout took the pictures' details away. position: of the
-    global batch. keys, types: of the samples.
+    global batch. keys, types: of the samples. problems: what is wrong with those that do not count.
     """
 
     content: Pictures | Features
@@ -47,3 +47,4 @@ class MicroBatch(NamedTuple):
     position: int
     keys: tuple[str, ...]
     types: tuple[str, ...]
+    problems: tuple[str, ...]

@@ -1,0 +1,106 @@
+"""The loader: worker processes that build micro-batches ahead of the trainer, in the order of its positions."""
+
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import cv2
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from editfoundry.core.errors import EditFoundryError
+from editfoundry.training.data.batch import MicroBatch
+from editfoundry.training.data.micro import MicroBatchBuilder
+from editfoundry.training.data.order import Order, Positions
+
+GRACE_SECONDS = 30
+"""How long a worker goes on after it was told to end: its trainer may want to finish a step."""
+
+
+class WorkerLost(EditFoundryError):
+    """A worker process of the loader ended on its own."""
+
+
+class MicroBatches(Dataset[MicroBatch | EditFoundryError]):
+    """The micro-batches of a rank by (position, accumulation step). An error is given back, so that it keeps its kind
+
+    and its message on the way out of a worker process.
+    """
+
+    def __init__(self, builder: MicroBatchBuilder, order: Order, positions: Positions) -> None:
+        self.builder, self.order, self.positions = builder, order, positions
+
+    def __getitem__(self, place: tuple[int, int]) -> MicroBatch | EditFoundryError:
+        position, micro = place
+        bucket, rows = self.order.batch(position)
+        slots = self.positions.slots(micro)
+        try:
+            return self.builder.build(rows[slots.start : slots.stop].tolist(), bucket, position, slots)
+        except EditFoundryError as error:
+            return error
+
+
+class Loader(DataLoader[MicroBatch]):
+    """Gives the micro-batches of `positions`, in order. Raises what building them raises, and WorkerLost."""
+
+    def __iter__(self) -> Iterator[MicroBatch]:  # type: ignore[override]
+        batches = super().__iter__()
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except RuntimeError as error:
+                if "DataLoader worker" not in str(error):
+                    raise
+                raise WorkerLost(
+                    f"a data worker process ended by itself ({' '.join(str(error).split())[:150]}); most often memory "
+                    "ran out: lower data.workers or data.prefetch, then run the same command to go on"
+                ) from error
+            if isinstance(batch, EditFoundryError):
+                raise batch
+            yield batch
+
+
+def build_loader(
+    builder: MicroBatchBuilder, order: Order, positions: Positions, workers: int, prefetch: int
+) -> DataLoader[MicroBatch]:
+    """A loader with `workers` processes (0: this one) that are `prefetch` micro-batches ahead each.
+
+    Workers come from a fork server that has imported what they need: a fork of the trainer would copy its threads'
+    locks and its GPU context, and a spawned process takes seconds to import. Like `spawn`, it needs a main module that
+    can be imported (`if __name__ == "__main__":`).
+    """
+    ahead: dict[str, Any] = {}
+    if workers:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([__name__])
+        ahead = {"multiprocessing_context": context, "prefetch_factor": prefetch, "worker_init_fn": settle_worker}
+    return Loader(
+        MicroBatches(builder, order, positions),
+        sampler=positions,
+        batch_size=None,
+        collate_fn=as_it_is,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator(),  # else every pass draws a number from torch's global generator
+        **ahead,
+    )
+
+
+def as_it_is(batch: MicroBatch) -> MicroBatch:
+    """Instead of torch's conversion, which makes lists of tuples."""
+    return batch
+
+
+def settle_worker(worker: int) -> None:
+    """One thread, and no early end: Ctrl-C and a scheduler's signals reach every process of a job, and it is for the
+
+    trainer to end in good order. A worker told to terminate goes on for a while.
+    """
+    cv2.setNumThreads(1)
+    torch.set_num_threads(1)
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(GRACE_SECONDS))
