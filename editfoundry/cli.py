@@ -19,6 +19,7 @@ AREAS = {
     "data": ("editfoundry.data_engine.cli", "Build, check, export and report edit datasets."),
     "train": ("editfoundry.training.cli", "Make an editor, train it, report on the run, and export the result."),
     "models": ("editfoundry.models.cli", "List, pull and locate model weights."),
+    "edit": ("editfoundry.models.editor.cli", "Edit a picture by an instruction, with an editor that was trained."),
     "doctor": ("editfoundry.doctor", "Say what is installed, which weights are present, and what each enables."),
 }
 
