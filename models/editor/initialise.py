@@ -10,7 +10,7 @@ let go one after another, so the memory needed is that of the largest (FLUX.1-de
 import json
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,9 +23,10 @@ from safetensors import safe_open
 from editfoundry.core.config import Config
 from editfoundry.core.errors import ConfigError, ModelMissing, UsageError
 from editfoundry.core.hashing import seed_for
-from editfoundry.models.checkpoint import checkpoint_path
-from editfoundry.models.diffusion.runtime import DiffusionOptions, from_folder
+from editfoundry.models.checkpoint import TorchOptions, checkpoint_path
+from editfoundry.models.diffusion.runtime import from_folder
 from editfoundry.models.editor.connector import Connector
+from editfoundry.models.editor.loading import INDEX, MODELS, OTHERS, PIPELINE
 
 STORED: dict[str, Literal["float32", "bfloat16", "float16"]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Names of precisions in a safetensors header, and torch's."""
@@ -67,18 +68,12 @@ def init_editor(config: InitConfig, out: Path) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:
-        console, entries = Console(stderr=True), dict[str, list[str | None]]()
+        console = Console(stderr=True)
         with _quiet():
             for number, (name, build) in enumerate(parts.items(), start=1):
                 console.print(f"init-editor {number}/{len(parts)}: {name}", highlight=False)
-                entries[name] = save_part(staging, name, build())
-        save_index(
-            staging,
-            entries,
-            vlm_pixels=config.vlm_pixels,
-            max_text_tokens=config.max_text_tokens,
-            reference_latents=config.reference_latents,
-        )
+                _save(staging, name, build())
+        _save_index(staging, parts, config)
         staging.chmod(0o755)
         staging.rename(out)
     except BaseException:
@@ -89,9 +84,10 @@ def init_editor(config: InitConfig, out: Path) -> Path:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the report that transformers gives of weights nobody asked for (SigLIP's text tower)."""
+    """Without transformers' reports of weights that are left out (SigLIP's text tower, the VLM's output layer)."""
     from transformers.utils import logging
 
+    logging.disable_progress_bar()
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -108,27 +104,28 @@ def drawn(seed: int, part: str) -> Iterator[None]:
         yield
 
 
-def save_part(folder: Path, name: str, part: Any | None) -> list[str | None]:
-    """Save a component of a pipeline under its name; returns its entry in `model_index.json`."""
-    if part is None:
-        return [None, None]
+def _save(folder: Path, name: str, part: Any) -> None:
     from diffusers import ModelMixin
-    from transformers.utils.logging import disable_progress_bar
 
-    disable_progress_bar()
     if isinstance(part, ModelMixin) and "_name_or_path" in part.config:
         part.register_to_config(_name_or_path="")  # diffusers would keep the folder it was read from
     part.save_pretrained(folder / name)
-    module = type(part).__module__
-    return [module if module.startswith("editfoundry.") else module.split(".")[0], type(part).__name__]
 
 
-def save_index(folder: Path, entries: Mapping[str, list[str | None]], **values: Any) -> None:
-    """Write `model_index.json` as `EditorPipeline.save_pretrained` does."""
+def _save_index(folder: Path, names: Collection[str], config: InitConfig) -> None:
+    """Write `model_index.json` as `EditorPipeline.save_pretrained` does, which would need all parts at once."""
     import diffusers
 
-    index = {"_class_name": "EditorPipeline", "_diffusers_version": diffusers.__version__, **entries, **values}
-    (folder / "model_index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    index = {
+        "_class_name": PIPELINE,
+        "_diffusers_version": diffusers.__version__,
+        **{name: kind if name in names else (None, None) for name, kind in (MODELS | OTHERS).items()},
+        "vlm_pixels": config.vlm_pixels,
+        "max_text_tokens": config.max_text_tokens,
+        "reference_latents": config.reference_latents,
+        "miniature": False,
+    }
+    (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _folders(config: InitConfig) -> dict[str, Path]:
@@ -194,30 +191,27 @@ def _settings(folder: Path, *keys: str) -> dict[str, int]:
 def _parts(config: InitConfig, folders: Mapping[str, Path], widths: _Widths) -> dict[str, Callable[[], Any]]:
     """What builds each component, in the order of writing: what may be refused comes first."""
     from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
-    from transformers import (
-        Qwen2_5_VLForConditionalGeneration,
-        Qwen2_5_VLProcessor,
-        SiglipImageProcessor,
-        SiglipVisionModel,
-    )
+    from transformers import Qwen2_5_VLModel, Qwen2_5_VLProcessor, SiglipImageProcessor, SiglipVisionModel
 
     vlm, flux, siglip = folders["vlm"], folders["flux"], folders.get("siglip")
-    return {
-        "visual_connector": lambda: _visual_connector(config, folders, widths) if siglip else None,
+    visual = {
+        "visual_connector": lambda: _visual_connector(config, folders, widths),
+        "visual_processor": lambda: _unweighted(SiglipImageProcessor, siglip),
+        "visual_encoder": lambda: released(SiglipVisionModel, siglip),
+    }
+    return (visual if siglip else {}) | {
         "connector": lambda: _connector(config, flux, widths),
         "scheduler": lambda: _unweighted(FlowMatchEulerDiscreteScheduler, flux / "scheduler"),
         "processor": lambda: _unweighted(Qwen2_5_VLProcessor, vlm),
-        "visual_processor": lambda: _unweighted(SiglipImageProcessor, siglip) if siglip else None,
         "vae": lambda: released(AutoencoderKL, flux / "vae"),
-        "visual_encoder": lambda: released(SiglipVisionModel, siglip) if siglip else None,
-        "vlm": lambda: released(Qwen2_5_VLForConditionalGeneration, vlm),
+        "vlm": lambda: released(Qwen2_5_VLModel, vlm),
         "transformer": lambda: released(FluxTransformer2DModel, flux / "transformer"),
     }
 
 
 def released(kind: Any, folder: Path) -> Any:
     """A released part in the precision of its own file. Raises ModelMissing saying what the folder lacks."""
-    return from_folder(kind, folder, DiffusionOptions(checkpoint=str(folder), device="cpu", dtype=_stored(folder)))
+    return from_folder(kind, folder, TorchOptions(checkpoint=str(folder), device="cpu", dtype=_stored(folder)))
 
 
 def _unweighted(kind: Any, folder: Path) -> Any:

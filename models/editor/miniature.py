@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from editfoundry.core.config import CONFIG_ROOT
 from editfoundry.models.editor.connector import Connector
-from editfoundry.models.editor.initialise import drawn, save_index, save_part
+from editfoundry.models.editor.initialise import drawn
 
 TOKENIZER = CONFIG_ROOT / "train" / "miniature" / "tokenizer.json"
 CHAT_TEMPLATE = """\
@@ -69,14 +69,17 @@ def miniature_parts(size: Size, *, seed: int, visual: bool) -> dict[str, Any]:
     }
 
 
-def save_parts(
+def save_editor(
     parts: dict[str, Any], folder: Path, *, size: Size, reference_latents: Literal["none", "kontext"]
 ) -> Path:
-    """Write the components and `model_index.json`, which marks the folder as a miniature."""
-    folder.mkdir(parents=True, exist_ok=True)
-    entries = {name: save_part(folder, name, part) for name, part in parts.items()}
-    values = {"vlm_pixels": size.vlm_pixels, "max_text_tokens": 256, "reference_latents": reference_latents}
-    save_index(folder, entries, miniature=True, **values)
+    """Write the folder of an editor of these components, marked as a miniature."""
+    from transformers.utils import logging
+
+    from editfoundry.models.editor.pipeline import EditorPipeline
+
+    logging.disable_progress_bar()
+    settings: Any = {"vlm_pixels": size.vlm_pixels, "reference_latents": reference_latents, "miniature": True}
+    EditorPipeline(**parts, **settings).save_pretrained(folder)
     return folder
 
 
@@ -100,7 +103,7 @@ def _processor(size: Size) -> Any:
 
 
 def _vlm(size: Size, seed: int, tokenizer: Any) -> Any:
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel
 
     identify = tokenizer.convert_tokens_to_ids
     config = Qwen2_5_VLConfig(
@@ -134,7 +137,7 @@ def _vlm(size: Size, seed: int, tokenizer: Any) -> Any:
         tie_word_embeddings=False,
     )
     with drawn(seed, "vlm"):
-        return Qwen2_5_VLForConditionalGeneration(config).eval()
+        return Qwen2_5_VLModel(config).eval()
 
 
 def _visual_encoder(size: Size, seed: int) -> Any:

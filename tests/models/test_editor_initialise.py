@@ -5,18 +5,20 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import AutoencoderKL, FluxTransformer2DModel
 from diffusers.pipelines.flux.modeling_flux import ReduxImageEncoder
 from safetensors.torch import load_file
 from tiny import diffusion, language, perception
-from transformers import CLIPTextModel, CLIPTokenizer, Qwen2_5_VLForConditionalGeneration, SiglipVisionModel
+from transformers import CLIPTextModel, CLIPTokenizer, Qwen2_5_VLModel, SiglipVisionModel
 
 from editfoundry.core.config import load_config
 from editfoundry.core.errors import ConfigError, ModelMissing, UsageError
 from editfoundry.models.editor.connector import Connector
 from editfoundry.models.editor.initialise import InitConfig, init_editor
+from editfoundry.models.editor.pipeline import load_editor
 from editfoundry.models.manifest import packaged_manifest
 
 REDUX_HIDDEN = 3 * diffusion.TEXT
@@ -57,7 +59,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("kind", "component", "source", "dtype"),
     [
-        (Qwen2_5_VLForConditionalGeneration, "vlm", ("vlm", ""), torch.float32),
+        (Qwen2_5_VLModel, "vlm", ("vlm", ""), torch.float32),
         (SiglipVisionModel, "visual_encoder", ("siglip", ""), torch.float32),
         (FluxTransformer2DModel, "transformer", ("flux", "transformer"), torch.bfloat16),
         (AutoencoderKL, "vae", ("flux", "vae"), torch.bfloat16),
@@ -108,8 +110,19 @@ def test_index_names_the_parts_and_says_how_requests_are_read(editor: Path) -> N
     index = json.loads((editor / "model_index.json").read_text())
     assert index["connector"] == ["editfoundry.models.editor.connector", "Connector"]
     assert index["transformer"] == ["diffusers", "FluxTransformer2DModel"]
-    assert index["vlm"] == ["transformers", "Qwen2_5_VLForConditionalGeneration"]
+    assert index["vlm"] == ["transformers", "Qwen2_5_VLModel"]
     assert (index["vlm_pixels"], index["max_text_tokens"], index["reference_latents"]) == (3136, 256, "none")
+
+
+def test_the_pipeline_loads_it_and_saves_the_same_index(editor: Path, tmp_path: Path) -> None:
+    pipeline = load_editor(editor, device="cpu")
+    pipeline.save_pretrained(tmp_path)
+    saved, written = (json.loads((folder / "model_index.json").read_text()) for folder in (tmp_path, editor))
+    assert {**saved, "_name_or_path": ""} == {**written, "_name_or_path": ""}
+    picture = np.full((64, 64, 3), 128, np.uint8)
+    edited = pipeline(picture, "make it red", steps=1).images[0]
+    assert edited.shape == (64, 64, 3)
+    assert edited.std() > 1
 
 
 def test_same_parts_and_seed_give_the_same_bytes_and_no_paths(
@@ -169,7 +182,7 @@ def test_weights_that_a_part_lacks_are_refused_and_leave_nothing(parts: dict[str
     flux = Path(shutil.copytree(parts["flux"], tmp_path / "flux"))
     vlm = Path(shutil.copytree(parts["vlm"], tmp_path / "vlm"))
     (vlm / "model.safetensors").unlink()
-    with pytest.raises(ModelMissing, match=r"vlm: not a checkpoint that Qwen2_5_VLForConditionalGeneration"):
+    with pytest.raises(ModelMissing, match=r"vlm: not a checkpoint that Qwen2_5_VLModel"):
         init_editor(InitConfig(**parts | {"vlm": str(vlm)}), tmp_path / "out" / "editor")
     assert list((tmp_path / "out").iterdir()) == []
     (flux / "transformer" / "config.json").write_text("[]")

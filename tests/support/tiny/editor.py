@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from editfoundry.models.editor.miniature import Size, miniature_parts, save_parts
+from editfoundry.models.editor.miniature import Size, miniature_parts, save_editor
 
 
 def tiny_editor(
@@ -34,4 +34,4 @@ def tiny_editor(
         autoencoder=(8, 16),
     )
     parts = miniature_parts(size, seed=seed, visual=visual)
-    return save_parts(parts, folder, size=size, reference_latents=reference_latents)
+    return save_editor(parts, folder, size=size, reference_latents=reference_latents)
