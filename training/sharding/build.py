@@ -1,5 +1,6 @@
 """Which way training is spread over processes: what the launcher asked for, as accelerate understood it."""
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from editfoundry.core.errors import UsageError
 from editfoundry.training.config import Optimiser
 from editfoundry.training.sharding.ddp import DdpEngine
 from editfoundry.training.sharding.engine import Engine, Kind
+from editfoundry.training.sharding.fsdp import FsdpEngine
 
 
 def make_accelerator(**arguments: Any) -> Accelerator:
@@ -28,6 +30,9 @@ def engine_kind(accelerator: Accelerator) -> Kind:
     kind = accelerator.distributed_type
     if kind == DistributedType.NO:
         return "none"
+    # accelerate says MULTI_CPU for FSDP on a CPU, and would train it unsharded.
+    if kind == DistributedType.FSDP or (kind == DistributedType.MULTI_CPU and _wanted("ACCELERATE_USE_FSDP")):
+        return "fsdp2"
     if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
         return "ddp"
     raise UsageError(
@@ -40,11 +45,14 @@ def build_engine(
 ) -> Engine:
     """Spread `model` and the optimiser of its trained parameters over the processes. On all ranks.
 
-    named: the trained parameters, float32; every other one is frozen.
+    named: the trained parameters, float32; every other one is frozen. Names of `model.named_parameters()`.
     """
     for parameter in named.values():
         assert parameter.dtype == torch.float32, "trained parameters are float32"
     model.to(accelerator.device)
-    kind = engine_kind(accelerator)
-    engine = DdpEngine if kind == "ddp" else Engine
-    return engine(accelerator, model, list(named), options)
+    engines: dict[Kind, type[Engine]] = {"none": Engine, "ddp": DdpEngine, "fsdp2": FsdpEngine}
+    return engines[engine_kind(accelerator)](accelerator, model, list(named), options)
+
+
+def _wanted(variable: str) -> bool:
+    return os.environ.get(variable, "false").lower() == "true"

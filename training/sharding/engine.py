@@ -46,7 +46,7 @@ class Engine:
         self.wrapped = self._wrap(names)
         named = dict(model.named_parameters())
         self.named = {name: named[name] for name in names}
-        self.optimiser = build_optimiser(self.named, options)
+        self.optimiser = build_optimiser(self.named, options, sharded=self.kind not in ("none", "ddp"))
         self.pieces = {name: self._piece(parameter) for name, parameter in self.named.items()}
 
     def _wrap(self, names: Sequence[str]) -> nn.Module:

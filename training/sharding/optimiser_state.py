@@ -62,7 +62,10 @@ def load_named(optimiser: torch.optim.Optimizer, optimised: Optimised, parts: Se
 
 def _whole(name: str, run: Piece, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     own = [saved for saved in runs if saved["start"] == run.start and _length(saved) in (None, run.count)]
-    whole: dict[str, Any] = dict((own or runs)[0]["whole"])
+    whole = {
+        key: host_copy(value) if isinstance(value, Tensor) else value
+        for key, value in (own or runs)[0]["whole"].items()
+    }
     if not own and any(isinstance(value, Tensor) and value.numel() > 1 for value in whole.values()):
         raise EditFoundryError(
             f"{name}: its optimiser state cannot be divided among another number of ranks; resume with the number "
