@@ -14,7 +14,7 @@ class Connector(ModelMixin, ConfigMixin):  # type: ignore[misc]
     Source: UniWorld-V1 and FLUX.1-Redux, whose projector has the same form.
     """
 
-    @register_to_config  # type: ignore[misc]
+    @register_to_config  # type: ignore[untyped-decorator]
     def __init__(
         self, in_features: int, hidden_features: int, out_features: int, pooled_features: int | None = None
     ) -> None:

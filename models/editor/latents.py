@@ -15,7 +15,7 @@ def factor(vae: Any) -> int:
     return int(2 ** (len(vae.config.block_out_channels) - 1))
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def moments(vae: Any, pixels: Tensor) -> Tensor:
     """Mean and log-variance of the unscaled latents: [B, 3, H, W] in [-1, 1] -> float32 [B, 2C, h, w]."""
     with _float32(vae, pixels):
@@ -31,7 +31,7 @@ def sample(vae: Any, moments: Tensor, noise: Tensor | None) -> Tensor:
     return (latents - _shift(vae)) * vae.config.scaling_factor
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def decode(vae: Any, latents: Tensor) -> Tensor:
     """Scaled latents [B, C, h, w] -> float32 pixels [B, 3, H, W], clipped to [-1, 1]."""
     with _float32(vae, latents):
@@ -54,8 +54,8 @@ def image_ids(height: int, width: int, picture: int = 0, device: torch.device | 
 
     picture: 0 for what is being made, 1 + r for the latents of the request's picture r, as FLUX.1-Kontext has it.
     """
-    axes = torch.tensor([picture]), torch.arange(height // 2), torch.arange(width // 2)
-    return torch.cartesian_prod(*axes).to(device, torch.float32)
+    ranges = (picture, picture + 1), (0, height // 2), (0, width // 2)
+    return torch.cartesian_prod(*(torch.arange(*ends, device=device) for ends in ranges)).float()
 
 
 def _shift(vae: Any) -> float:

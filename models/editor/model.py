@@ -55,10 +55,10 @@ class EditorModel(nn.Module):  # type: ignore[misc]
         Padded text is never attended to. reference_latents [B, R, C, h, w] join the image tokens, as in FLUX.1-Kontext;
         what FLUX answers for them is dropped. guidance: of a guidance-distilled FLUX; others take none.
         """
-        dtype, device = self.transformer.dtype, noisy.device
+        (height, width), device, dtype = noisy.shape[-2:], noisy.device, self.transformer.dtype
         pictures = [noisy, *([] if reference_latents is None else reference_latents.unbind(1))]
         tokens = torch.cat([pack(picture) for picture in pictures], dim=1)
-        ids = [image_ids(*picture.shape[-2:], number, device) for number, picture in enumerate(pictures)]
+        ids = [image_ids(height, width, number, device) for number in range(len(pictures))]
         # The fastest attention kernels take no mask, so there is one only where something is padded.
         allowed = None if mask.all() else attention_mask(mask, tokens.shape[1])
         strength = torch.full_like(sigma, guidance) if self.transformer.config.guidance_embeds else None
@@ -74,7 +74,7 @@ class EditorModel(nn.Module):  # type: ignore[misc]
                 joint_attention_kwargs={"attention_mask": allowed},
                 return_dict=False,
             )
-        return velocity[:, : noisy.shape[-2] * noisy.shape[-1] // 4].float()
+        return velocity[:, : height * width // 4].float()
 
     def _visual(self, condition: Condition) -> Tensor | None:
         """SigLIP's states through their connector: [B, R, S, E], or None for an editor without one.

@@ -25,7 +25,7 @@ def schedule(scheduler: Any, steps: int, image_tokens: int) -> Any:
     return ready
 
 
-@torch.no_grad()
+@torch.no_grad()  # type: ignore[untyped-decorator]
 def generate(
     forward: Callable[[Tensor, Tensor, Condition, float], Tensor],
     scheduler: Any,
@@ -43,7 +43,9 @@ def generate(
     standard normal, of the latents' shape. guidance: of a guidance-distilled FLUX. cfg: true classifier-free guidance
     against `negative`, which costs a second pass a step; 1 is none. Raises ValueError for a cfg without `negative`.
     """
-    if cfg != 1 and negative is None:
+    if cfg == 1:
+        negative = None
+    elif negative is None:
         raise ValueError(f"cfg {cfg} needs a negative condition")
     height, width = noise.shape[-2:]
     scheduler = schedule(scheduler, steps, height * width // 4)
@@ -51,7 +53,7 @@ def generate(
     for sigma, timestep in zip(scheduler.sigmas[:-1].tolist(), scheduler.timesteps, strict=True):
         levels = torch.full((len(latents),), sigma, device=latents.device)
         velocity = forward(latents, levels, condition, guidance)
-        if cfg != 1:
+        if negative is not None:
             away = forward(latents, levels, negative, guidance)
             velocity = away + cfg * (velocity - away)
         (latents,) = scheduler.step(unpack(velocity, height, width), timestep, latents, return_dict=False)
