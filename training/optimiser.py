@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from torch.distributed.tensor import DTensor
 from torch.nn import Parameter
@@ -20,16 +21,17 @@ def build_optimiser(named: Mapping[str, Parameter], options: Optimiser, *, shard
     `adamw8bit` (Dettmers et al. 2021) holds both moments in 8 bits with one scale per 256 values. `prodigy`
     (Mishchenko & Defazio 2023) finds the step size itself, and `lr` multiplies it: leave it near 1.
 
-    sharded: each rank will hold only its slices of the parameters.
+    sharded: each rank will hold only its slices of the parameters, as under ZeRO (FSDP2's DTensors show it themselves).
     Raises UsageError for a package that is not installed, and for what an optimiser cannot do.
     """
     parameters = list(named.values())
-    settings = {"lr": options.lr, "betas": options.betas, "weight_decay": options.weight_decay}
+    settings: dict[str, Any] = {"lr": options.lr, "betas": options.betas, "weight_decay": options.weight_decay}
     if options.name == "adamw":
         return AdamW(parameters, fused=True, **settings)
+    slices = any(isinstance(parameter, DTensor) for parameter in parameters)
     if options.name == "adamw8bit":
-        return _adamw8bit(parameters, settings)
-    return _prodigy(parameters, settings, sharded)
+        return _adamw8bit(parameters, settings, slices)
+    return _prodigy(parameters, settings, sharded or slices)
 
 
 def learning_rate(options: Optimiser, step: int, steps: int) -> float:
@@ -44,18 +46,18 @@ def learning_rate(options: Optimiser, step: int, steps: int) -> float:
     return options.lr * left[options.schedule]
 
 
-def _adamw8bit(parameters: list[Parameter], settings: dict[str, object]) -> Optimizer:
+def _adamw8bit(parameters: list[Parameter], settings: dict[str, Any], slices: bool) -> Optimizer:
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
         raise _missing("adamw8bit", "bitsandbytes") from error
-    if any(isinstance(parameter, DTensor) for parameter in parameters):
+    if slices:
         raise UsageError("optimiser.name `adamw8bit` cannot step FSDP2's sharded tensors; use `adamw`, or DDP or ZeRO")
     optimiser: Optimizer = AdamW8bit(parameters, **settings)
     return optimiser
 
 
-def _prodigy(parameters: list[Parameter], settings: dict[str, object], sharded: bool) -> Optimizer:
+def _prodigy(parameters: list[Parameter], settings: dict[str, Any], sharded: bool) -> Optimizer:
     try:
         from prodigyopt import Prodigy
     except ImportError as error:
@@ -65,7 +67,7 @@ def _prodigy(parameters: list[Parameter], settings: dict[str, object], sharded: 
             "optimiser.name `prodigy` estimates one step size from all parameters, which no rank holds under ZeRO and "
             "FSDP2; use `adamw`, or DDP"
         )
-    if float(str(settings["lr"])) < LEAST_PRODIGY_LR:
+    if settings["lr"] < LEAST_PRODIGY_LR:
         raise UsageError(
             f"optimiser.lr is {settings['lr']}: `prodigy` finds the step size itself and multiplies it by lr; set lr: 1"
         )
