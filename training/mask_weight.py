@@ -61,7 +61,7 @@ def token_weights(area: NDArray[np.bool_] | None, tokens: tuple[int, int], optio
         return even
     if options.kind == "none":
         return even
-    edited = _any_pixel(area, tokens).ravel()
+    edited = pooled(area, tokens).ravel()
     x = edited.size / np.count_nonzero(edited)
     high = math.log2(x) + 1 if options.kind == "log2" else min(2 ** (math.sqrt(x) - 1), MOST_WEIGHT)
     weights = np.where(edited, high, 1.0)
@@ -78,10 +78,14 @@ def _large_parts(area: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return large[labels] if large.any() else area.astype(np.bool_)
 
 
-def _any_pixel(area: NDArray[np.bool_], tokens: tuple[int, int]) -> NDArray[np.bool_]:
+def pooled(area: NDArray[np.bool_], tokens: tuple[int, int]) -> NDArray[np.bool_]:
+    """Which of (rows, columns) tokens have any pixel of the area: bool [H, W] -> [rows, columns].
+
+    Raises ValueError when they do not divide it.
+    """
     rows, columns = tokens
     height, width = area.shape
     if height % rows or width % columns:
         raise ValueError(f"an area of {width}x{height} pixels does not divide into {columns}x{rows} tokens")
-    pooled: NDArray[np.bool_] = area.reshape(rows, height // rows, columns, width // columns).any(axis=(1, 3))
-    return pooled
+    tiles = area.reshape(rows, height // rows, columns, width // columns)
+    return np.asarray(tiles.any(axis=(1, 3)), np.bool_)

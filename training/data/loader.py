@@ -94,7 +94,7 @@ def as_it_is(batch: MicroBatch) -> MicroBatch:
     return batch
 
 
-def settle_worker(worker: int) -> None:
+def settle_worker(_: int) -> None:
     """One thread, and no early end: Ctrl-C and a scheduler's signals reach every process of a job, and it is for the
 
     trainer to end in good order. A worker told to terminate goes on for a while.

@@ -19,7 +19,7 @@ from editfoundry.training import flow
 from editfoundry.training.config import DataConfig, Dropout, Timesteps
 from editfoundry.training.data.batch import MicroBatch
 from editfoundry.training.data.buckets import Buckets
-from editfoundry.training.data.examples import bad_sample
+from editfoundry.training.data.examples import BadSample, bad_sample
 from editfoundry.training.data.index import ShardIndex
 from editfoundry.training.data.pictures import Contents, PictureReader
 from editfoundry.training.mask_weight import Unchanged, token_weights
@@ -61,6 +61,8 @@ class MicroBatchBuilder:
         references: bool,
         cache: Reader | None = None,
     ) -> None:
+        if data.feature_cache is not None and cache is None:
+            raise ValueError("data.feature_cache is set: open it with `open_cache` and pass it as `cache`")
         self.index, self.data, self.buckets = index, data, buckets
         self.latent_channels, self.latent_factor = latent_channels, latent_factor
         self.timesteps, self.seed = timesteps, seed
@@ -97,16 +99,16 @@ class MicroBatchBuilder:
         options, problems = self.data.mask_weight, list(read.problems)
         weights = np.zeros((len(rows), tokens[0] * tokens[1]), np.float32)
         for number, (row, area) in enumerate(zip(rows, read.areas, strict=True)):
-            if problems[number]:
-                continue
             try:
                 whole = self._type(row) in options.types_off
                 weights[number] = token_weights(None if whole else area, tokens, options)
             except Unchanged as error:
-                refused = bad_sample(self.index, int(row), f"{read.keys[number]}: {error}")
-                if self.data.bad_samples == "stop":
-                    raise refused from error
-                problems[number] = str(refused)
+                refused = str(bad_sample(self.index, row, f"{read.keys[number]}: {error}"))
+                problems[number] = problems[number] or refused
+            if problems[number] and self.data.bad_samples == "stop":
+                raise BadSample(problems[number])
+            if problems[number]:
+                weights[number] = 0
         return weights, problems
 
     def _type(self, row: int) -> str:

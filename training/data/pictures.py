@@ -1,10 +1,11 @@
-"""Samples as pictures on their bucket's grid, ready for the frozen encoders: what a run without a feature cache reads."""
+"""Samples as pictures on their bucket's grid, ready for the encoders: what a run without a feature cache reads."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from editfoundry.core.geometry import Grid, to_grid
@@ -44,7 +45,7 @@ class Sample:
 
 
 class PictureReader:
-    """Reads rows of an index as pictures. references: give them as pixels too, for an editor that sees their latents."""
+    """Reads rows of an index as pictures. references: also as pixels, for an editor that sees their latents."""
 
     def __init__(
         self, index: ShardIndex, data: DataConfig, buckets: Buckets, processor: EditorProcessor, references: bool
@@ -58,20 +59,30 @@ class PictureReader:
         Raises MissingShard, and BadSample for a sample that cannot be used; with `bad_samples: skip` a grey picture
         takes its place.
         """
-        samples = [self._sample(int(row), bucket, kept) for row, kept in zip(rows, text_kept, strict=True)]
-        requests = [sample.request for sample in samples]
-        references = None
-        if self.references:
-            images = [image for request in requests for image in request.images]
-            references = pixels(images).unflatten(0, (len(requests), -1))
+        samples = [self.sample(int(row), bucket) for row in rows]
+        requests = [
+            sample.request if kept else without_text(sample.request)
+            for sample, kept in zip(samples, text_kept, strict=True)
+        ]
         return Contents(
-            Pictures(self.processor(requests), pixels([sample.target for sample in samples]), references),
+            self.pictures(samples, requests),
             [sample.key for sample in samples],
             [sample.area for sample in samples],
             [sample.problem for sample in samples],
         )
 
-    def _sample(self, row: int, bucket: int, text_kept: bool) -> Sample:
+    def pictures(self, samples: Sequence[Sample], requests: Sequence[EditRequest]) -> Pictures:
+        """The tensors of samples, asked for as in `requests`."""
+        references = torch.stack([pixels(request.images) for request in requests]) if self.references else None
+        return Pictures(self.processor(requests), pixels([sample.target for sample in samples]), references)
+
+    def bucket(self, row: int) -> int:
+        """The bucket of a row."""
+        entry = self.index.rows[row]
+        return int(self.buckets.of(entry["width"], entry["height"], 2 if entry["reference_length"] else 1))
+
+    def sample(self, row: int, bucket: int) -> Sample:
+        """One sample on its grid. Raises as `read`."""
         grid, pictures = self.buckets.grid(bucket), self.buckets.pictures(bucket)
         try:
             example = read_example(self.index, row, self.data.history, grid)
@@ -83,8 +94,7 @@ class PictureReader:
             nothing = np.zeros(grid.shape, np.bool_)
             return Sample(f"row_{row}", EditRequest("", (grey,) * pictures), grey, nothing, str(error))
         images = [example.source, *([example.reference] if example.reference is not None else [])]
-        words = (example.instruction, example.history) if text_kept else ("", ())
-        request = request_on_grid(words[0], images, grid, words[1])
+        request = request_on_grid(example.instruction, images, grid, example.history)
         target = to_grid(example.result, grid)
         return Sample(example.key, request, target, self._area(example, request, target, grid))
 
@@ -99,3 +109,8 @@ class PictureReader:
         if example.mask is None:
             return changed(request.images, target, self.data.mask_weight.threshold)
         return to_grid(example.mask.astype(np.uint8) * np.uint8(255), grid) > 0
+
+
+def without_text(request: EditRequest) -> EditRequest:
+    """The same pictures with an empty instruction."""
+    return replace(request, instruction="", history=())
