@@ -58,7 +58,7 @@ class Buckets:
 
 
 def _grid(size: int, ratio: float) -> Grid:
-    """The grid of at most 1.1 size² pixels that is nearest in aspect ratio, then in area (as `Grid.for_size`)."""
+    """The grid of at most 1.1 size² pixels nearest in log aspect ratio, half counting log area."""
     if not 1 / MAX_RATIO <= ratio <= MAX_RATIO:
         raise ConfigError(f"data.aspect_ratios: {ratio} is not between 1/{MAX_RATIO:g} and {MAX_RATIO:g}")
     area = size * size
@@ -73,7 +73,7 @@ def _grid(size: int, ratio: float) -> Grid:
 
     def mismatch(grid: Grid) -> tuple[float, int]:
         aspect = abs(math.log(grid.width / grid.height / ratio))
-        return aspect + 0.25 * abs(math.log(grid.area / area)), grid.width
+        return aspect + 0.5 * abs(math.log(grid.area / area)), grid.width
 
     return min(grids, key=mismatch)
 

@@ -14,7 +14,7 @@ from editfoundry.training.data.buckets import Buckets
 from editfoundry.training.data.index import ShardIndex
 
 FORMAT = 1
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16
 
 
 class Group(NamedTuple):

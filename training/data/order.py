@@ -4,19 +4,19 @@ The unit is a global batch: `global_batch` samples of one bucket. How many ranks
 it does not change it, and any position opens as fast as the first.
 
 Mixture: a group (bucket, dataset, edit type) of n samples has round(weight * n) items per epoch, at least one where
-its weight is not 0. Over the epochs its items run through its samples in one shuffled pass after the other, so that
-any two of its samples have been seen equally often, give or take once. Each bucket is an endless stream of its epochs'
-shuffled items, cut into batches; what an epoch leaves over starts the next one's first batch, and nothing is dropped.
+its weight is not 0. From epoch to epoch its items run through its samples in one shuffled pass after the other: at the
+end of an epoch each of them has been seen as often as any other, give or take once. Each bucket is an endless stream
+of its epochs' shuffled items, cut into batches: what is left of an epoch starts the next one's first batch, and nothing
+is dropped.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Sampler
 
 from editfoundry.core.errors import UsageError
 from editfoundry.core.hashing import seed_for
@@ -148,7 +148,7 @@ def slots(rank: int, ranks: int, micro: int, micro_batch: int) -> range:
     return range(start, start + micro_batch)
 
 
-class Positions(Sampler[tuple[int, int]]):
+class Positions(Iterable[tuple[int, int]]):
     """(position, accumulation step) of a rank's micro-batches, from global batch `start` up to `stop`.
 
     Its iterators keep their place (`state_dict`, `load_state_dict`), as torchdata's StatefulDataLoader asks.

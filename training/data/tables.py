@@ -38,7 +38,7 @@ SCHEMA = pa.schema(
 )
 MIN_SIDE, MAX_SIDE, MAX_CAPTION, MAX_LENGTH = 16, 65535, 65535, 2**31 - 1
 _SHARD_NAME = re.compile(r"(train|val)-[0-9]{6,}\.tar")
-_BATCH, _HASHES = 32_768, 1 << 20
+_BATCH, _HASHES = 1 << 14, 1 << 16
 
 
 class FileEntry(BaseModel):
@@ -171,7 +171,7 @@ def _check_counts(dataset: DatasetFiles, rows_of: dict[str, int]) -> None:
 def _by_shard(table: Path) -> Iterator[tuple[str, pa.Table]]:
     """Runs of rows of one shard, in stored order: at most one shard's rows and a batch are in memory."""
     try:
-        file = pq.ParquetFile(table)
+        file = pq.ParquetFile(table, pre_buffer=False)  # which would keep what it has read
         if missing := set(SCHEMA.names) - set(file.schema_arrow.names):
             raise DamagedFile(table, f"it has no column {', '.join(sorted(missing))}")
         pending: list[pa.Table] = []
