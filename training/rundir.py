@@ -15,8 +15,19 @@ METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 INDEX = "index"
 VALIDATION = "validation"
-MAY_CHANGE = ("name", "steps", "micro_batch", "data.workers", "data.prefetch", "validation", "checkpoints", "trackers",
-              "gradient_checkpointing", "compile", "nonfinite")
+MAY_CHANGE = (
+    "name",
+    "steps",
+    "micro_batch",
+    "data.workers",
+    "data.prefetch",
+    "validation",
+    "checkpoints",
+    "trackers",
+    "gradient_checkpointing",
+    "compile",
+    "nonfinite",
+)
 """What a resumed run may set otherwise: none of it changes the order of the data or the meaning of the weights."""
 
 
@@ -33,11 +44,14 @@ def claim(run: Path, config: TrainConfig) -> None:
     else:
         held = saved_config(run)
         if held.get("stage") != config.stage:
-            raise UsageError(f"{run}: holds a run of stage `{held.get('stage')}`; give stage `{config.stage}` a folder "
-                             "of its own, so that neither overwrites the other")
+            raise UsageError(
+                f"{run}: holds a run of stage `{held.get('stage')}`; give stage `{config.stage}` a folder "
+                "of its own, so that neither overwrites the other"
+            )
         if changed := differing(held, config.model_dump(mode="json")):
-            raise UsageError(f"{run}: was started with other settings ({', '.join(changed)}); restore them, or choose "
-                             "a new folder")
+            raise UsageError(
+                f"{run}: was started with other settings ({', '.join(changed)}); restore them, or choose a new folder"
+            )
     replace_file(file, (canonical_json(config.model_dump(mode="json")) + "\n").encode())
 
 

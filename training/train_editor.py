@@ -21,7 +21,9 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
     parser = ArgumentParser(prog="editfoundry.training.train_editor", description="Train the editor, or resume.")
     parser.add_argument("config", help="a YAML file, or the name of a packaged one (train/stage1.yaml)")
     parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the run; an unfinished run resumes")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable"
+    )
     parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and stop there")
     parser.add_argument("--json", action="store_true", help="print JSON for machines")
     return parser.parse_args(arguments)
@@ -30,12 +32,13 @@ def parse(arguments: Sequence[str] | None = None) -> Namespace:
 def train(arguments: Namespace) -> None:
     """Train as the command line says. Raises EditFoundryError for whatever the user can act on."""
     config = load_config(TrainConfig, arguments.config, arguments.set)
+    from editfoundry.training.metrics import TRACKERS
     from editfoundry.training.rundir import claim
     from editfoundry.training.sharding import make_accelerator
     from editfoundry.training.summary import show
     from editfoundry.training.trainer import Trainer
 
-    accelerator = make_accelerator()
+    accelerator = make_accelerator(log_with=list(config.trackers) or None, project_dir=arguments.output / TRACKERS)
     with tempfile.TemporaryDirectory() if arguments.dry_run else nullcontext(arguments.output) as run:
         if not arguments.dry_run:
             with accelerator.main_process_first():

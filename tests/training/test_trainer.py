@@ -1,0 +1,226 @@
+"""The trainer end to end on the tiny editor: resuming, failing, averaging, and what a step is made of."""
+
+import json
+import os
+import random
+import signal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tiny.editor import tiny_editor
+from training_data import edits, write_dataset
+from training_run import finished, forked, launched, rows, settings, wait_until, write_settings
+
+from editfoundry.core.errors import UsageError
+from editfoundry.training.config import TrainConfig
+from editfoundry.training.sharding import make_accelerator
+from editfoundry.training.trainer import GUIDANCE, NonFinite, Trainer, accumulation
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_editor(tmp_path_factory.mktemp("model") / "editor")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Ten samples to train on, so that epochs end within global batches of four, and two to validate on."""
+    drawn = edits(10) + edits(12, split="val")[10:]
+    return write_dataset(tmp_path_factory.mktemp("data") / "dataset", drawn)
+
+
+def trained(run: Path) -> dict[str, torch.Tensor]:
+    """The weights in a run's newest checkpoint."""
+    newest = sorted((run / "checkpoints").glob("step-*"))[-1]
+    return load_file(newest / "trained.safetensors")
+
+
+def in_process(plain: dict[str, Any], run: Path) -> Trainer:
+    """A trainer that is ready to fit, in this process."""
+    config = TrainConfig.model_validate(plain)
+    run.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(config, run, make_accelerator(project_dir=run))
+    trainer.prepare()
+    return trainer
+
+
+@pytest.mark.slow
+def test_killed_at_ten_moments_a_run_ends_in_the_same_losses_and_weights(
+    model: Path, dataset: Path, tmp_path: Path
+) -> None:
+    plain = settings(
+        model,
+        dataset,
+        steps=24,
+        checkpoints={"every": 3, "keep": 2},
+        ema={"decay": 0.9},
+        validation={"every": 5, "samples": 2, "grid": 1, "steps": 2, "sigmas": [0.3, 0.7]},
+        data={"dropout": {"text": 0.2, "visual": 0.2, "all": 0.1}},
+    )
+    config = write_settings(tmp_path, plain)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert finished(forked(config, whole)) == 0
+
+    def steps_done() -> int:
+        file = killed / "metrics.jsonl"
+        return file.read_bytes().count(b'"kind":"train"') if file.exists() else 0
+
+    chance = random.Random(5)
+    moments = ["step", "writing", "validating", "epoch", "step", "writing", "step", "validating", "writing", "step"]
+    hits = 0
+    for moment in moments:
+        pid = forked(config, killed)
+        target = steps_done() + chance.randint(1, 3)
+        reached = {
+            "step": lambda target=target: steps_done() >= target,
+            "epoch": lambda target=target: steps_done() >= target and steps_done() % 5 == 2,
+            "writing": lambda: any((killed / "checkpoints").glob("*.tmp*")),
+            "validating": lambda target=target: steps_done() >= target and steps_done() % 5 == 0,
+        }[moment]
+        if wait_until(pid, reached):
+            hits += 1
+        os.kill(pid, signal.SIGKILL)
+        finished(pid)
+    assert hits >= 8
+    assert finished(forked(config, killed)) == 0
+    assert rows(killed) == rows(whole)
+    assert rows(killed, "validation") == rows(whole, "validation")
+    mine, theirs = trained(killed), trained(whole)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    averaged = [load_file(run / "checkpoints/step-00000024/ema.safetensors") for run in (killed, whole)]
+    assert all(torch.equal(averaged[0][name], averaged[1][name]) for name in averaged[1])
+
+
+@pytest.mark.slow
+def test_two_processes_equal_one_with_accumulation(model: Path, dataset: Path, tmp_path: Path) -> None:
+    plain = settings(model, dataset, steps=4, optimiser={"lr": 1e-3, "warmup": 3})
+    config = write_settings(tmp_path, plain)
+    assert finished(forked(config, tmp_path / "one")) == 0
+    done = launched(config, tmp_path / "two")
+    assert done.returncode == 0, done.stderr[-2000:]
+    one, two = rows(tmp_path / "one"), rows(tmp_path / "two")
+    assert [row["lr"] for row in one] == [row["lr"] for row in two] == pytest.approx([0, 1e-3 / 3, 2e-3 / 3, 1e-3])
+    for mine, other in zip(one, two, strict=True):
+        assert mine["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert mine["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
+    state = json.loads((tmp_path / "two/checkpoints/step-00000004/state.json").read_text())
+    assert (state["ranks"], state["kind"]) == (2, "ddp")
+    mine, theirs = trained(tmp_path / "one"), trained(tmp_path / "two")
+    for name, weight in mine.items():
+        torch.testing.assert_close(weight, theirs[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_ranks_in_the_same_order(
+    model: Path, dataset: Path, tmp_path: Path
+) -> None:
+    half = write_settings(tmp_path, settings(model, dataset, steps=3, data={"workers": 1}), "half")
+    whole = write_settings(tmp_path, settings(model, dataset, steps=6), "whole")
+    done = launched(half, tmp_path / "run")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert finished(forked(whole, tmp_path / "run")) == 0
+    assert finished(forked(whole, tmp_path / "alone")) == 0
+    for mine, other in zip(rows(tmp_path / "run"), rows(tmp_path / "alone"), strict=True):
+        assert mine["loss"] == pytest.approx(other["loss"], rel=1e-4)
+        assert mine["epoch"] == other["epoch"]
+
+
+def test_nan_in_a_module_is_named_with_its_step(model: Path, dataset: Path, tmp_path: Path) -> None:
+    trainer = in_process(settings(model, dataset, steps=4), tmp_path / "run")
+    poison(trainer, step=2)
+    with pytest.raises(NonFinite, match=r"step 2: .*transformer\.single_transformer_blocks\.0"):
+        trainer.fit()
+
+
+def test_the_skip_policy_skips_exactly_that_step(model: Path, dataset: Path, tmp_path: Path) -> None:
+    trainer = in_process(settings(model, dataset, steps=4, nonfinite="skip"), tmp_path / "run")
+    poison(trainer, step=2)
+    weights = []
+    step = trainer.train_step
+
+    def watched(micro_batches: Any) -> Any:
+        result = step(micro_batches)
+        weights.append({name: weight.detach().clone() for name, weight in trainer.parameters.items()})
+        return result
+
+    trainer.train_step = watched  # type: ignore[method-assign]
+    trainer.fit()
+    assert [row["skipped_step"] for row in rows(tmp_path / "run")] == [False, False, True, False]
+    same = [all(torch.equal(before[name], after[name]) for name in before) for before, after in pairwise(weights)]
+    assert same == [False, True, False]
+
+
+def poison(trainer: Trainer, step: int) -> None:
+    """Makes one module of the transformer give NaN at a step."""
+    block = trainer.model.transformer.single_transformer_blocks[0].proj_mlp
+
+    def hook(*passed: Any) -> torch.Tensor:
+        return passed[2] * float("nan") if trainer.step == step else passed[2]
+
+    block.register_forward_hook(hook)
+
+
+def test_guidance_is_one_in_training(model: Path, dataset: Path, tmp_path: Path) -> None:
+    trainer = in_process(settings(model, dataset, steps=1), tmp_path / "run")
+    seen = []
+    trainer.model.transformer.time_text_embed.register_forward_pre_hook(lambda *passed: seen.append(passed[1][1]))
+    trainer.fit()
+    assert GUIDANCE == 1.0
+    assert seen
+    assert all(torch.equal(guidance, torch.full_like(guidance, 1000.0)) for guidance in seen)
+
+
+def test_ranks_that_do_not_divide_the_global_batch_are_refused(model: Path, dataset: Path) -> None:
+    config = TrainConfig.model_validate(settings(model, dataset, global_batch=12, micro_batch=2))
+    assert [accumulation(config, ranks) for ranks in (1, 2, 3)] == [6, 3, 2]
+    with pytest.raises(UsageError, match="global_batch 12 is not a multiple of 4 ranks x micro_batch 2"):
+        accumulation(config, 4)
+
+
+def test_the_connector_stage_trains_the_connector_alone(model: Path, dataset: Path, tmp_path: Path) -> None:
+    trainer = in_process(settings(model, dataset, stage="connector", steps=2), tmp_path / "run")
+    frozen = {name: weight.clone() for name, weight in trainer.model.named_parameters() if not weight.requires_grad}
+    before = {name: weight.detach().clone() for name, weight in trainer.parameters.items()}
+    trainer.fit()
+    assert {name.split(".")[0] for name in trainer.parameters} == {"connector"}
+    assert all(not torch.equal(before[name], weight) for name, weight in trainer.parameters.items())
+    now = dict(trainer.model.named_parameters())
+    assert all(torch.equal(weight, now[name]) for name, weight in frozen.items())
+
+
+def test_another_stage_or_other_settings_are_refused(model: Path, dataset: Path, tmp_path: Path) -> None:
+    from editfoundry.training.rundir import claim
+
+    def config(**changes: Any) -> TrainConfig:
+        return TrainConfig.model_validate(settings(model, dataset, **changes))
+
+    run = tmp_path / "run"
+    claim(run, config())
+    claim(run, config(steps=60, data={"workers": 2}, checkpoints={"every": 9}))
+    with pytest.raises(UsageError, match="holds a run of stage `joint`; give stage `connector` a folder of its own"):
+        claim(run, config(stage="connector"))
+    with pytest.raises(UsageError, match=r"data\.size: was 64, is 80, optimiser\.lr: was 0\.001, is 0\.002"):
+        claim(run, config(data={"size": 80}, optimiser={"lr": 2e-3}))
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds other files and no training run"):
+        claim(other, config())
+
+
+def test_a_signal_ends_the_run_with_a_checkpoint(model: Path, dataset: Path, tmp_path: Path) -> None:
+    config = write_settings(tmp_path, settings(model, dataset, steps=200, checkpoints={"every": 1000}))
+    pid = forked(config, tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    assert wait_until(pid, lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= 2)
+    os.kill(pid, signal.SIGTERM)
+    assert finished(pid) == 1
+    done = len(rows(tmp_path / "run"))
+    assert 2 <= done < 200
+    assert (tmp_path / "run/checkpoints" / f"step-{done:08d}" / "MANIFEST.json").is_file()
+    assert "told to end" in (tmp_path / "run.log").read_text()
