@@ -1,51 +1,22 @@
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
+from tiny.editor_model import tiny_config, tiny_inputs, tiny_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from editfoundry.models.editor.connector import Connector
 from editfoundry.models.editor.model import EditorModel
-from editfoundry.models.editor.types import Condition
-from editfoundry.training.config import TrainConfig
 from editfoundry.training.flops import Flops, Lengths, peak_flops
 from editfoundry.training.parameters import prepare_parameters
 
 CPU = torch.device("cpu")
 
 
-def config(stage: Literal["connector", "joint"], **values: Any) -> TrainConfig:
-    data = {"datasets": [{"path": "nowhere"}]}
-    return TrainConfig.model_validate(
-        {"name": "n", "model": "m", "stage": stage, "steps": 1, "global_batch": 1, "micro_batch": 1, "data": data}
-        | values
-    )
-
-
-def editor(*, visual: bool = True, guidance: bool = True, blocks: int = 2) -> EditorModel:
-    torch.manual_seed(0)
-    transformer = FluxTransformer2DModel(
-        in_channels=16, num_layers=blocks, num_single_layers=3, attention_head_dim=16, num_attention_heads=2,
-        joint_attention_dim=24, pooled_projection_dim=8, guidance_embeds=guidance, axes_dims_rope=(4, 4, 8),
-    )  # fmt: skip
-    return EditorModel(Connector(20, 40, 24, 8), Connector(12, 28, 24) if visual else None, transformer)
-
-
-def inputs(*, visual: bool, references: int) -> tuple[torch.Tensor, torch.Tensor, Condition]:
-    condition = Condition(
-        text_states=torch.randn(3, 7, 20),
-        text_mask=torch.ones(3, 7, dtype=torch.bool),
-        vision_end=torch.tensor([[2], [3], [4]]),
-        visual_states=torch.randn(3, 1, 5, 12) if visual else None,
-        reference_latents=torch.randn(3, references, 4, 6, 8) if references else None,
-    )
-    return torch.randn(3, 4, 6, 8), torch.tensor([0.2, 0.5, 0.9]), condition
-
-
 @pytest.mark.parametrize(
-    ("stage", "lora", "visual", "references", "guidance"),
+    ("stage", "lora", "visual", "references", "distilled"),
     [
         ("connector", None, False, 0, True),
         ("connector", None, False, 1, False),
@@ -59,15 +30,15 @@ def test_counts_are_those_of_pytorchs_counter(
     lora: dict[str, int] | None,
     visual: bool,
     references: int,
-    guidance: bool,
+    distilled: bool,
 ) -> None:
     """Forward, and forward with backward, exactly; attention by plain products, which flash kernels compute anew."""
-    model = editor(visual=True, guidance=guidance)
-    prepare_parameters(model, config(stage, lora=lora), CPU)
-    noisy, sigma, condition = inputs(visual=visual, references=references)
+    model = tiny_model(guidance=distilled)
+    prepare_parameters(model, tiny_config(stage, lora=lora), CPU)
+    noisy, sigma, condition, guidance = tiny_inputs(visual=visual, references=references)
     flops, lengths = Flops(model), Lengths.of(noisy.shape, condition)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        velocity = model(noisy, sigma, condition, 1.0)
+        velocity = model(noisy, sigma, condition, guidance)
     assert counter.get_total_flops() == flops.forward(lengths)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         velocity.square().mean().backward()
@@ -77,11 +48,11 @@ def test_counts_are_those_of_pytorchs_counter(
 def test_what_checkpointing_computes_again_counts_once() -> None:
     counts = []
     for checkpointing in (False, True):
-        model = editor()
-        prepare_parameters(model, config("joint", gradient_checkpointing=checkpointing), CPU)
-        noisy, sigma, condition = inputs(visual=True, references=0)
+        model = tiny_model()
+        prepare_parameters(model, tiny_config("joint", gradient_checkpointing=checkpointing), CPU)
+        noisy, sigma, condition, guidance = tiny_inputs()
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-            model(noisy, sigma, condition, 1.0).square().mean().backward()
+            model(noisy, sigma, condition, guidance).square().mean().backward()
         counts.append((Flops(model).step(Lengths.of(noisy.shape, condition)), counter.get_total_flops()))
     (plain, counted), (checkpointed, counted_again) = counts
     assert plain == checkpointed == counted < counted_again
@@ -91,7 +62,7 @@ def test_stage_1_at_real_size_by_hand() -> None:
     """512² with 60 tokens of text beside the picture's 256: 18.6 T forward, 19.9 T backward."""
     with torch.device("meta"):
         model = EditorModel(Connector(3584, 12288, 4096, 768), None, FluxTransformer2DModel(guidance_embeds=True))
-    prepare_parameters(model, config("connector"), torch.device("meta"))
+    prepare_parameters(model, tiny_config("connector"), torch.device("meta"))
     text, image, width = 316, 1024, 3072
     flops, lengths = Flops(model), Lengths(samples=1, text=text, visual=0, image=image)
 
@@ -133,7 +104,7 @@ def test_peaks_by_device_name(name: str, peak: float | None) -> None:
 
 
 def test_an_unknown_layer_is_refused() -> None:
-    model = editor()
+    model = tiny_model()
     model.transformer.extra = torch.nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"the layer transformer\.extra is not one of an editor's"):
         Flops(model)
