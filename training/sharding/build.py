@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, DistributedType
+from accelerate.utils import DeepSpeedPlugin, DistributedDataParallelKwargs, DistributedType, InitProcessGroupKwargs
 from torch import nn
 
 from editfoundry.core.errors import UsageError
@@ -14,6 +14,16 @@ from editfoundry.training.config import Optimiser
 from editfoundry.training.sharding.ddp import DdpEngine
 from editfoundry.training.sharding.engine import Engine, Kind
 from editfoundry.training.sharding.fsdp import FsdpEngine
+from editfoundry.training.sharding.zero import Zero3Engine, ZeroEngine, zero_kind
+
+ENGINES: dict[Kind, type[Engine]] = {
+    "none": Engine,
+    "ddp": DdpEngine,
+    "zero1": ZeroEngine,
+    "zero2": ZeroEngine,
+    "zero3": Zero3Engine,
+    "fsdp2": FsdpEngine,
+}
 
 
 def make_accelerator(**arguments: Any) -> Accelerator:
@@ -22,6 +32,16 @@ def make_accelerator(**arguments: Any) -> Accelerator:
     Precision is left at "no": trained weights stay float32 and the trainer autocasts.
     """
     handlers: list[Any] = [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]
+    if _wanted("ACCELERATE_USE_DEEPSPEED"):
+        if _wanted("ACCELERATE_USE_CPU"):
+            raise UsageError(
+                "accelerate leaves DeepSpeed out where ACCELERATE_USE_CPU is set; for DeepSpeed on the CPU set "
+                'CUDA_VISIBLE_DEVICES="" instead'
+            )
+        # Without init, models load as they are; with it, transformers would shard the frozen encoders too.
+        arguments["deepspeed_plugin"] = DeepSpeedPlugin(zero3_init_flag=False)
+        if not torch.cuda.is_available():
+            handlers.append(InitProcessGroupKwargs(backend="gloo"))
     return Accelerator(mixed_precision="no", kwargs_handlers=handlers, **arguments)
 
 
@@ -33,6 +53,8 @@ def engine_kind(accelerator: Accelerator) -> Kind:
     # accelerate says MULTI_CPU for FSDP on a CPU, and would train it unsharded.
     if kind == DistributedType.FSDP or (kind == DistributedType.MULTI_CPU and _wanted("ACCELERATE_USE_FSDP")):
         return "fsdp2"
+    if kind == DistributedType.DEEPSPEED:
+        return zero_kind(accelerator)
     if kind in (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU):
         return "ddp"
     raise UsageError(
@@ -50,8 +72,7 @@ def build_engine(
     for parameter in named.values():
         assert parameter.dtype == torch.float32, "trained parameters are float32"
     model.to(accelerator.device)
-    engines: dict[Kind, type[Engine]] = {"none": Engine, "ddp": DdpEngine, "fsdp2": FsdpEngine}
-    return engines[engine_kind(accelerator)](accelerator, model, list(named), options)
+    return ENGINES[engine_kind(accelerator)](accelerator, model, list(named), options)
 
 
 def _wanted(variable: str) -> bool:

@@ -46,12 +46,17 @@ class Engine:
         self.wrapped = self._wrap(names)
         named = dict(model.named_parameters())
         self.named = {name: named[name] for name in names}
-        self.optimiser = build_optimiser(self.named, options, sharded=self.kind not in ("none", "ddp"))
+        self._optimise(options)
         self.pieces = {name: self._piece(parameter) for name, parameter in self.named.items()}
 
     def _wrap(self, names: Sequence[str]) -> nn.Module:
         """The model as it is called; may replace its parameters' storage or the parameters."""
         return self.model
+
+    def _optimise(self, options: Optimiser) -> None:
+        """Build the optimiser, whose groups `step` sets."""
+        sharded = self.kind not in ("none", "ddp")
+        self.optimiser = build_optimiser(self.named, options, sharded=sharded)
 
     def _piece(self, parameter: nn.Parameter) -> Piece:
         return Piece(parameter.data, parameter.shape, 0)
