@@ -15,6 +15,11 @@ WIDE = 640
 NARROW = 300
 _INK, _SOFT, _ACCENT, _SECOND, _FAINT, _LINE = "#111111", "#222222", "#333333", "#444444", "#555555", "#666666"
 _COLOURS = (_ACCENT, _SECOND, _FAINT)
+_STROKES = ((_ACCENT, [1, 0]), (_SECOND, [6, 3]), (_SOFT, [2, 2]))
+_RAMP = ("#777701", "#777702", "#777703", "#777704", "#777705")  # from the accent to the second colour
+_MARKED = 40  # points of a line up to which each is marked
+_ENTRY = 100  # pixels of a legend's entry
+_EXTENT = 44  # pixels for the numbers of a y axis
 _ROW_HEIGHT = 24
 _CHARACTER = 8.0  # pixels of a 12 px character in a wide sans serif: readers' fonts differ from the one measured here
 
@@ -59,6 +64,40 @@ def stacked(rows: Sequence[tuple[str, Mapping[str, int]]], *, label: str, width:
                         legend=alt.Legend(orient="top", title=None, symbolType="square")),
         order=alt.Order("order:Q"))
     return _svg(chart.properties(height=(_ROW_HEIGHT + 2) * len(rows)), label, width)
+
+
+def lines(series: Mapping[str, Sequence[tuple[float, float]]], *, label: str, title: str, format: str = ".3~g",
+          ramp: bool = False, log: bool = False, width: int = NARROW) -> Markup:
+    """Lines through (x, y) points, one per name, in the mapping's order, with a legend where there are several.
+
+    title: of the x axis. format: of the y axis's numbers (d3). ramp: the names have an order, which the colours follow;
+    without it there are at most three, told apart by colour and dashes. log: a logarithmic y axis, and no point that is
+    not positive; else it begins at 0.
+    """
+    if not ramp and len(series) > len(_STROKES):
+        raise ValueError(f"at most {len(_STROKES)} lines can be told apart, got {', '.join(series)}")
+    names, marked = list(series), max((len(points) for points in series.values()), default=0) <= _MARKED
+    rows = [{"name": name, "x": x, "y": y} for name, points in series.items() for x, y in points if y > 0 or not log]
+    steps = (len(_RAMP) - 1) / max(len(names) - 1, 1)
+    styles = [(_RAMP[int(index * steps)], [1, 0]) for index in range(len(names))] if ramp else _STROKES[:len(names)]
+    legend = alt.Legend(orient="top", title=None, symbolType="stroke", labelLimit=0,
+                        columns=width // _ENTRY) if len(names) > 1 else None
+    colours, dashes = (alt.Scale(domain=names, range=[style[part] for style in styles]) for part in (0, 1))
+    axis = alt.Axis(tickCount=5, format=format, domain=False, ticks=False, minExtent=_EXTENT,
+                    **({"values": _decades(row["y"] for row in rows)} if log else {}))
+    chart = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.75, point={"size": 18} if marked else False)
+    chart = chart.encode(
+        x=alt.X("x:Q", title=title, axis=alt.Axis(grid=False, tickCount=4, format="~s"), scale=alt.Scale(nice=False)),
+        y=alt.Y("y:Q", title=None, scale=alt.Scale(type="log") if log else alt.Scale(zero=True), axis=axis),
+        color=alt.Color("name:N", scale=colours, legend=legend),
+        strokeDash=alt.StrokeDash("name:N", scale=dashes, legend=legend))
+    return _svg(chart.properties(height=190), label, width)
+
+
+def _decades(values: Iterable[float]) -> list[float]:
+    """The powers of ten around the values: the grid of a logarithmic axis."""
+    powers = [math.log10(value) for value in values] or [0.0]
+    return [10.0**power for power in range(math.floor(min(powers)), math.ceil(max(powers)) + 1)]
 
 
 def _names(names: Iterable[str]) -> Any:

@@ -1,0 +1,96 @@
+"""The numbers of a run by step, gathered in one streaming pass and in bounded memory, for charts."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from editfoundry.core.errors import UsageError
+from editfoundry.training.metrics import Row, TrainRow, ValidationRow, numbers, read_metrics
+
+MOST_POINTS = 240
+
+
+class Curve:
+    """One number by step. At most twice `most` points stay of any count: each is the mean of `width` numbers."""
+
+    def __init__(self, most: int = MOST_POINTS) -> None:
+        self.most, self.width = most, 1
+        self._sums: list[tuple[int, float, float]] = []  # count, sum of steps, sum of values
+
+    def add(self, step: float, value: float) -> None:
+        """Add the value of a later step."""
+        if self._sums and self._sums[-1][0] < self.width:
+            count, steps, values = self._sums.pop()
+            self._sums.append((count + 1, steps + step, values + value))
+            return
+        if len(self._sums) == 2 * self.most:
+            pairs = zip(self._sums[::2], self._sums[1::2], strict=True)
+            self._sums = [(a + d, b + e, c + f) for (a, b, c), (d, e, f) in pairs]
+            self.width *= 2
+        self._sums.append((1, step, value))
+
+    @property
+    def points(self) -> list[tuple[float, float]]:
+        """(mean step, mean value), in order."""
+        return [(steps / count, values / count) for count, steps, values in self._sums]
+
+
+class Curves:
+    """Every number of a run's rows as a curve, by name (`loss_by_type/add`), and what they add up to.
+
+    Raises UsageError when there is no row. The rows may be without validations, or without training steps.
+    """
+
+    def __init__(self, run: Path) -> None:
+        self.train: dict[str, Curve] = {}
+        self.validation: dict[str, Curve] = {}
+        self.last_train: TrainRow | None = None
+        self.last_validation: ValidationRow | None = None
+        self.grids: list[int] = []
+        self.samples = self.tokens = self.skipped_samples = self.skipped_steps = self.peak_memory = 0
+        self.seconds = self.validation_seconds = 0.0
+        for row in read_metrics(run):
+            self._add(row)
+        if not self.train and not self.validation:
+            raise UsageError(f"{run}: has no metrics yet; the first training step writes the first ones")
+
+    @property
+    def width(self) -> int:
+        """Steps that a point of a training curve stands for, at most."""
+        return max((curve.width for curve in self.train.values()), default=1)
+
+    def _add(self, row: Row) -> None:
+        plain = row.model_dump()
+        curves = self.train if isinstance(row, TrainRow) else self.validation
+        for name, value in numbers(plain):
+            curves.setdefault(name, Curve()).add(row.step, value)
+        if isinstance(row, TrainRow):
+            self.last_train = row
+            self.samples += row.samples
+            self.tokens += row.tokens
+            self.skipped_samples += row.skipped_samples
+            self.skipped_steps += row.skipped_step
+            self.seconds += row.seconds
+            self.peak_memory = max(self.peak_memory, row.peak_memory_bytes or 0)
+        else:
+            self.last_validation = row
+            self.validation_seconds += row.seconds
+            if row.grid:
+                self.grids.append(row.step)
+
+
+def below(curves: dict[str, Curve], name: str) -> dict[str, list[tuple[float, float]]]:
+    """The points of the curves `name/…`, by what stands for the dots; numbers in order of size, names as they came."""
+    found = {key.partition("/")[2]: curve.points for key, curve in curves.items() if key.startswith(f"{name}/")}
+    return {key: found[key] for key in ordered(found)}
+
+
+def ordered(names: Iterable[str]) -> list[str]:
+    """Bins such as `0.2-0.4` by where they begin; other names as they came."""
+
+    def start(name: str) -> float:
+        try:
+            return float(name.partition("-")[0])
+        except ValueError:
+            return 0.0
+
+    return sorted(names, key=start)
