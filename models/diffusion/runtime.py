@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 from pydantic import Field
+from safetensors import SafetensorError
 
 from editfoundry.core.config import Config
 from editfoundry.core.errors import ConfigError, ModelMissing, UsageError
@@ -187,14 +188,16 @@ def _text_and_image_models(folder: Path, options: DiffusionOptions, given: Mappi
 
 def from_folder(kind: Any, folder: Path, options: TorchOptions, **parts: Any) -> Any:
     """`kind.from_pretrained`, with its complaint as ours; also for weights that the folder lacks."""
+    import diffusers
     import transformers
 
-    told = {"output_loading_info": True} if issubclass(kind, transformers.PreTrainedModel) else {}
+    tells = issubclass(kind, transformers.PreTrainedModel | diffusers.ModelMixin)
+    told = {"output_loading_info": True} if tells else {}
     try:
         loaded = kind.from_pretrained(
             str(folder), dtype=options.precision(), local_files_only=True, use_safetensors=True, **told, **parts
         )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, TypeError, AttributeError, SafetensorError) as error:
         if "out of memory" in str(error):
             raise
         reason = " ".join(str(error).split())[:300]
@@ -206,7 +209,7 @@ def from_folder(kind: Any, folder: Path, options: TorchOptions, **parts: Any) ->
 
 
 def _never_filled(loaded: Any) -> list[str]:
-    """Weights of a model of diffusers, or of a pipeline's models, that no file filled."""
+    """Weights of a pipeline's models that no file filled."""
     parts = getattr(loaded, "components", {"": loaded})
     named = [(part, model) for part, model in parts.items() if hasattr(model, "named_parameters")]
     return [f"{part}.{name}".strip(".") for part, model in named for name, w in model.named_parameters() if w.is_meta]

@@ -14,6 +14,7 @@ from pydantic import Field
 from editfoundry.core.config import Config, read_yaml, validate
 from editfoundry.core.errors import ConfigError, ImageError, UsageError
 from editfoundry.core.progress import progress
+from editfoundry.models.editor.loading import read_index
 
 if TYPE_CHECKING:
     from editfoundry.models.editor.pipeline import EditorPipeline
@@ -92,6 +93,7 @@ def edit(
     started = time.perf_counter()
     picture = read_image(image)
     planned = plan(instruction, turns, reference or (), output)
+    read_index(model)  # before torch and the rest take their seconds
     from editfoundry.models.editor.pipeline import load_editor
 
     pipeline = load_editor(model, device=device)
