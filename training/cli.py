@@ -1,12 +1,14 @@
 """`editfoundry train`: make an editor, train it, look at the run, and take the result."""
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from editfoundry.core.config import load_config
 from editfoundry.training.config import TrainConfig
+from editfoundry.training.launch import CACHER, TRAINER, command, usable_cores, visible_gpus
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,12 +18,29 @@ app = typer.Typer(
     help="Make an editor, train it, report on the run, and export the result.",
 )
 
+
+class Weights(StrEnum):
+    """Which weights of a checkpoint."""
+
+    averaged = "averaged"
+    trained = "trained"
+
+
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting; repeatable.")
 ]
 ConfigFile = Annotated[
     str, typer.Argument(metavar="CONFIG", help="Configuration file, or the name of a packaged one.", show_default=False)
 ]
+Accelerate = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="A file of accelerate, or the name of a packaged one (accelerate/zero2.yaml); "
+        "accelerate/ddp.yaml where there is a GPU, else accelerate/cpu.yaml.",
+    ),
+]
+Processes = Annotated[int | None, typer.Option(min=1, help="Processes, instead of the file's number.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run.", show_default=False)]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write.", show_default=False)]
 
@@ -30,35 +49,50 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write.",
 def editor_command(
     config: ConfigFile,
     output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the run; an unfinished run resumes.")],
-    accelerate: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="A file of accelerate, or the name of a packaged one (accelerate/zero2.yaml); "
-            "accelerate/ddp.yaml where there is a GPU, else accelerate/cpu.yaml.",
-        ),
-    ] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="Processes, instead of the file's number.")] = None,
+    accelerate: Accelerate = None,
+    processes: Processes = None,
     overrides: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained, and stop there.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
     """Train the editor, or go on where an earlier run stopped: accelerate's launcher starts the trainer."""
-    from editfoundry.training import launch
+    flags = [flag for flag, given in (("--dry-run", dry_run), ("--json", as_json)) if given]
+    _launch(TRAINER, config, output, overrides or [], flags, accelerate, processes)
 
-    load_config(TrainConfig, config, overrides or ())  # what is wrong in it is said before processes start
-    gpus = launch.visible_gpus()
-    trainer = [config, "-o", str(output), *(part for override in overrides or () for part in ("--set", override))]
-    trainer += [flag for flag, given in (("--dry-run", dry_run), ("--json", as_json)) if given]
-    command = launch.command(
-        trainer,
-        accelerate or ("accelerate/ddp.yaml" if gpus else "accelerate/cpu.yaml"),
-        gpus=gpus,
-        cores=launch.usable_cores(),
-        processes=processes or (gpus if gpus and accelerate is None else None),
-    )
-    typer.echo(f"starting {command}", err=True)
-    command.replace_process()
+
+@app.command("cache")
+def cache_command(
+    config: ConfigFile,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the cache; an unfinished one resumes.")],
+    accelerate: Accelerate = None,
+    processes: Processes = None,
+    overrides: Overrides = None,
+) -> None:
+    """Keep what the frozen encoders make of the samples, for `data.feature_cache`; says first what it costs."""
+    _launch(CACHER, config, output, overrides or [], [], accelerate, processes)
+
+
+def _launch(
+    module: str,
+    config: str,
+    output: Path,
+    overrides: list[str],
+    flags: list[str],
+    accelerate: str | None,
+    processes: int | None,
+) -> NoReturn:
+    """Become the command that runs a module with these arguments."""
+    load_config(TrainConfig, config, overrides)  # what is wrong in it is said before processes start
+    gpus = visible_gpus()
+    if accelerate is None:
+        accelerate, processes = (
+            ("accelerate/ddp.yaml", processes or gpus) if gpus else ("accelerate/cpu.yaml", processes)
+        )
+    settings = [part for override in overrides for part in ("--set", override)]
+    program = [module, config, "-o", str(output), *settings, *flags]
+    launched = command(program, accelerate, gpus=gpus, cores=usable_cores(), processes=processes)
+    typer.echo(f"starting {launched}", err=True)
+    launched.replace_process()
 
 
 @app.command("init-editor")
@@ -89,15 +123,14 @@ def export_command(
     run: Run,
     out: Out,
     step: Annotated[int | None, typer.Option(min=0, help="Of the checkpoint; the newest by default.")] = None,
-    averaged: Annotated[
-        bool | None,
-        typer.Option("--ema/--no-ema", help="The averaged weights or the trained ones; averaged where there are any."),
+    weights: Annotated[
+        Weights | None, typer.Option(help="Averaged ones or trained ones; averaged where the run averages.")
     ] = None,
 ) -> None:
     """Write the trained editor as a pipeline folder, for `editfoundry edit --model`."""
     from editfoundry.training.export import export
 
-    typer.echo(export(run, out, step=step, ema=averaged))
+    typer.echo(export(run, out, step=step, ema=None if weights is None else weights is Weights.averaged))
 
 
 @app.command("report")

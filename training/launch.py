@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 from editfoundry.core.config import find_config, read_yaml
 from editfoundry.core.errors import ConfigError, UsageError
 
-TRAINER = ("-m", "editfoundry.training.train_editor")
+TRAINER = "editfoundry.training.train_editor"
+CACHER = "editfoundry.training.caching"
 LAUNCHER = ("-m", "accelerate.commands.accelerate_cli", "launch", "--quiet")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
 ALONE = ("NO", "MULTI_CPU")
@@ -41,25 +42,28 @@ class Command:
 
 
 def command(
-    trainer: Sequence[str], accelerate: str | Path, *, gpus: int, cores: int, processes: int | None = None
+    program: Sequence[str], accelerate: str | Path, *, gpus: int, cores: int, processes: int | None = None
 ) -> Command:
-    """The command that trains with the arguments `trainer` as an accelerate file says.
+    """The command that runs `program` (a module and its arguments) as an accelerate file says.
 
     accelerate: the file, or the name of a packaged one (`accelerate/zero2.yaml`). gpus: how many there are; without
     one, every file trains on the CPU. cores: of the CPU, shared by its processes. processes: instead of the file's
     number.
-    Raises ConfigError for a file that is missing or cannot be used, UsageError for more processes than GPUs.
+    Raises ConfigError for a file that is missing or cannot be used; UsageError for more processes than GPUs, and for a
+    file for GPUs without one and without a number of processes.
     """
     file = find_config(accelerate)
     kind, on_cpu, machines, wanted = _settings(file)
     cpu, count = on_cpu or gpus == 0, processes or wanted
     if not cpu and machines == 1 and count > gpus:
         raise UsageError(f"{file}: {count} processes, but this machine has {gpus} GPU(s); pass --processes {gpus}")
+    if cpu and not on_cpu and not processes:
+        raise UsageError(f"{file}: there is no GPU here; pass --processes N to train in N processes on the CPU")
     launched = (sys.executable, *LAUNCHER, "--config_file", str(file))
     if processes:
         launched += ("--num_processes", str(processes))
     if not cpu:
-        return Command((*launched, *TRAINER, *trainer))
+        return Command((*launched, "-m", *program))
     environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // count))}
     if kind == "DEEPSPEED":  # accelerate leaves DeepSpeed out where ACCELERATE_USE_CPU is set
         environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
@@ -68,7 +72,7 @@ def command(
     if kind in ALONE:
         torchrun = (*TORCHRUN, "--nproc_per_node", str(count)) if count > 1 else ()
         launched = (sys.executable, *torchrun)
-    return Command((*launched, *TRAINER, *trainer), environment)
+    return Command((*launched, "-m", *program), environment)
 
 
 def visible_gpus() -> int:

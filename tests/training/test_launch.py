@@ -17,8 +17,9 @@ from editfoundry.core.errors import ConfigError, UsageError
 from editfoundry.training.launch import Command, command, usable_cores
 
 FILES = ("cpu", "ddp", "zero1", "zero2", "zero3", "fsdp2")
-TRAINER = ["train/tiny.yaml", "-o", "run", "--set", "seed=7", "--dry-run"]
-MODULE = ["-m", "editfoundry.training.train_editor", *TRAINER]
+ARGUMENTS = ["train/tiny.yaml", "-o", "run", "--set", "seed=7", "--dry-run"]
+PROGRAM = ["editfoundry.training.train_editor", *ARGUMENTS]
+MODULE = ["-m", *PROGRAM]
 
 
 @pytest.fixture(autouse=True)
@@ -33,24 +34,24 @@ def launched(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", FILES[1:])
 def test_on_gpus_the_command_is_accelerate_launch(name: str) -> None:
-    made = command(TRAINER, f"accelerate/{name}.yaml", gpus=8, cores=64)
+    made = command(PROGRAM, f"accelerate/{name}.yaml", gpus=8, cores=64)
     assert list(made.arguments) == [*launched(name), *MODULE]
     assert made.environment == {}
 
 
 def test_the_number_of_processes_is_passed_on() -> None:
-    made = command(TRAINER, "accelerate/zero2.yaml", gpus=4, cores=64, processes=4)
+    made = command(PROGRAM, "accelerate/zero2.yaml", gpus=4, cores=64, processes=4)
     assert list(made.arguments) == [*launched("zero2"), "--num_processes", "4", *MODULE]
 
 
 def test_one_process_on_a_cpu_needs_no_launcher() -> None:
-    made = command(TRAINER, "accelerate/cpu.yaml", gpus=2, cores=6)
+    made = command(PROGRAM, "accelerate/cpu.yaml", gpus=2, cores=6)
     assert list(made.arguments) == [sys.executable, *MODULE]
     assert made.environment == {"OMP_NUM_THREADS": "6", "ACCELERATE_USE_CPU": "true"}
 
 
 def test_several_processes_on_a_cpu_go_through_torchrun() -> None:
-    made = command(TRAINER, "accelerate/cpu.yaml", gpus=0, cores=6, processes=2)
+    made = command(PROGRAM, "accelerate/cpu.yaml", gpus=0, cores=6, processes=2)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     assert list(made.arguments) == [*torchrun, *MODULE]
     assert made.environment == {"OMP_NUM_THREADS": "3", "ACCELERATE_USE_CPU": "true"}
@@ -58,21 +59,21 @@ def test_several_processes_on_a_cpu_go_through_torchrun() -> None:
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_without_a_gpu_torch_shards_on_the_cpu(name: str) -> None:
-    made = command(TRAINER, f"accelerate/{name}.yaml", gpus=0, cores=1, processes=2)
+    made = command(PROGRAM, f"accelerate/{name}.yaml", gpus=0, cores=1, processes=2)
     assert list(made.arguments) == [*launched(name), "--num_processes", "2", *MODULE]
     assert made.environment == {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])
 def test_without_a_gpu_deepspeed_is_told_so_itself(name: str) -> None:
-    made = command(TRAINER, f"accelerate/{name}.yaml", gpus=0, cores=4, processes=2)
+    made = command(PROGRAM, f"accelerate/{name}.yaml", gpus=0, cores=4, processes=2)
     assert list(made.arguments) == [*launched(name), "--num_processes", "2", *MODULE]
     assert made.environment == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 
 
 def test_threads_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert command(TRAINER, "accelerate/cpu.yaml", gpus=0, cores=64).environment["OMP_NUM_THREADS"] == "5"
+    assert command(PROGRAM, "accelerate/cpu.yaml", gpus=0, cores=64).environment["OMP_NUM_THREADS"] == "5"
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -88,25 +89,30 @@ def test_accelerate_reads_the_files(name: str) -> None:
     assert settings.fsdp_config.get("fsdp_version") == (2 if name == "fsdp2" else None)
     options = {option for action in launch_command_parser()._actions for option in action.option_strings}
     assert {f"--{key}" for key in (*settings.deepspeed_config, *settings.fsdp_config)} <= options
-    assert (parsed.training_script, parsed.training_script_args) == (MODULE[1], TRAINER)
+    assert (parsed.training_script, parsed.training_script_args) == (PROGRAM[0], ARGUMENTS)
     assert (parsed.module, parsed.num_processes) == (True, 2)
 
 
 def test_more_processes_than_gpus_are_refused() -> None:
     with pytest.raises(UsageError, match=r"ddp\.yaml: 8 processes, but this machine has 2 GPU.*--processes 2"):
-        command(TRAINER, "accelerate/ddp.yaml", gpus=2, cores=8)
+        command(PROGRAM, "accelerate/ddp.yaml", gpus=2, cores=8)
+
+
+def test_files_for_gpus_need_a_number_of_processes_without_one() -> None:
+    with pytest.raises(UsageError, match=r"zero2\.yaml: there is no GPU here; pass --processes N"):
+        command(PROGRAM, "accelerate/zero2.yaml", gpus=0, cores=8)
 
 
 def test_processes_on_several_machines_are_not_counted_against_this_one(tmp_path: Path) -> None:
     file = tmp_path / "two.yaml"
     file.write_text("{distributed_type: MULTI_GPU, num_machines: 2, num_processes: 16}")
-    made = command(TRAINER, file, gpus=8, cores=8)
+    made = command(PROGRAM, file, gpus=8, cores=8)
     assert list(made.arguments) == [*launched("ddp")[:-1], str(file), *MODULE]
 
 
 def test_a_missing_file_is_named_with_the_packaged_ones() -> None:
     with pytest.raises(ConfigError, match=r"accelerate/zero4\.yaml: no such config file.*accelerate/zero3\.yaml"):
-        command(TRAINER, "accelerate/zero4.yaml", gpus=0, cores=1)
+        command(PROGRAM, "accelerate/zero4.yaml", gpus=0, cores=1)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +132,7 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, told: 
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     with pytest.raises(ConfigError, match=f"{file}: .*{told}"):
-        command(TRAINER, file, gpus=0, cores=1)
+        command(PROGRAM, file, gpus=0, cores=1)
 
 
 def test_a_command_is_shown_as_a_shell_takes_it() -> None:
@@ -190,13 +196,13 @@ accelerator.end_training()
 @pytest.mark.slow
 def test_two_processes_on_a_cpu_find_each_other(tmp_path: Path) -> None:
     (tmp_path / "probe.py").write_text(PROBE)
-    made = command(TRAINER, "accelerate/cpu.yaml", gpus=0, cores=2, processes=2)
-    arguments = [*made.arguments[: -len(MODULE)], str(tmp_path / "probe.py"), *TRAINER]
+    made = command(PROGRAM, "accelerate/cpu.yaml", gpus=0, cores=2, processes=2)
+    arguments = [*made.arguments[: -len(MODULE)], str(tmp_path / "probe.py"), *ARGUMENTS]
     run = subprocess.run(
         arguments, env={**os.environ, **made.environment}, capture_output=True, text=True, check=True, timeout=120
     )
     told = sorted(json.loads(line) for line in run.stdout.splitlines())
-    assert told == [[rank, 2, "MULTI_CPU", TRAINER] for rank in (0, 1)]
+    assert told == [[rank, 2, "MULTI_CPU", ARGUMENTS] for rank in (0, 1)]
 
 
 def test_the_files_are_plain_yaml() -> None:
