@@ -10,6 +10,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from accelerate import Accelerator
@@ -20,6 +21,7 @@ from editfoundry.core.failures import report_failure
 from editfoundry.core.hashing import fingerprint
 from editfoundry.core.progress import progress
 from editfoundry.models.editor.encoders import Encoders
+from editfoundry.models.editor.loading import Precision
 from editfoundry.models.editor.pipeline import load_editor
 from editfoundry.training.config import TrainConfig
 from editfoundry.training.data.buckets import Buckets
@@ -53,8 +55,8 @@ class Estimate:
 
     def __str__(self) -> str:
         return (
-            f"{self.samples} samples x {self.sample_bytes / 1e6:.2f} MB = {self.samples * self.sample_bytes / 1e9:.3g} GB; "
-            f"per sample {self.build * 1e3:.1f} ms to build, then {self.read * 1e3:.1f} ms instead of "
+            f"{self.samples} samples x {self.sample_bytes / 1e6:.2f} MB = "
+            f"{self.samples * self.sample_bytes / 1e9:.3g} GB; per sample {self.build * 1e3:.1f} ms to build, then {self.read * 1e3:.1f} ms instead of "
             f"{self.fresh * 1e3:.1f} ms in every epoch: pays after {self.break_even:.1f} epochs"
         )
 
@@ -108,7 +110,7 @@ def cache_features(config: TrainConfig, folder: Path, accelerator: Accelerator) 
     Raises as `build_cache`, `build_index` and `load_editor`.
     """
     main = accelerator.is_main_process
-    dtype = str(frozen_dtype(config, accelerator.device)).removeprefix("torch.")
+    dtype = cast(Precision, str(frozen_dtype(config, accelerator.device)).removeprefix("torch."))
     pipeline = load_editor(config.model, device=str(accelerator.device), dtype=dtype)
     encoders, processor = encoders_of(pipeline, config), processor_of(pipeline, config)
     buckets = Buckets(config.data.size, config.data.aspect_ratios)

@@ -34,6 +34,7 @@ class DrawnEdit:
     split: str = "train"
     parent: str | None = None
     turn: int = 1
+    premise: str = ""
 
 
 def scene(edit: DrawnEdit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -117,7 +118,8 @@ def members(edit: DrawnEdit) -> dict[str, bytes]:
     width, height = edit.size
     blobs["json"] = canonical_json({
         "key": edit.key, "type": edit.type, "instruction": edit.instruction, "grid": [width, height],
-        "conversation": {"id": edit.key, "kind": "single", "turn": edit.turn, "parent_key": edit.parent, "premise": ""},
+        "conversation": {"id": edit.key, "kind": "single", "turn": edit.turn, "parent_key": edit.parent,
+                         "premise": edit.premise},
     }).encode()
     return blobs
 

@@ -91,7 +91,7 @@ def open_cache(
     references: bool,
     precision: str,
 ) -> "FeatureCache | None":
-    """The cache that `data.feature_cache` names, None without one. Arguments and errors as `cache_keys`, FeatureCache."""
+    """The cache that `data.feature_cache` names, None without one; arguments as of `cache_keys`."""
     if data.feature_cache is None:
         return None
     keys = cache_keys(index, data, buckets, processor, encoders, references, precision)
@@ -243,24 +243,6 @@ def parted(condition: Condition, more: Mapping[str, Tensor], variant: str) -> li
         sample[variant] = condition.text_states[number, : int(mask.sum())]
         samples.append({name: tensor.detach().cpu().contiguous() for name, tensor in sample.items()})
     return samples
-
-
-def joined(samples: Sequence[Mapping[str, Tensor]]) -> Features:
-    """The features of a batch from those of its samples, text states padded with zeros on the right."""
-    text = [sample["text"] for sample in samples]
-    lengths = torch.tensor([len(states) for states in text])
-
-    def stacked(name: str) -> Tensor | None:
-        return torch.stack([sample[name] for sample in samples]) if name in samples[0] else None
-
-    condition = Condition(
-        text_states=pad_sequence(text, batch_first=True),
-        text_mask=torch.arange(int(lengths.max())) < lengths[:, None],
-        vision_end=torch.stack([sample["vision_end"] for sample in samples]),
-        visual_states=stacked("visual"),
-        reference_latents=stacked("reference"),
-    )
-    return Features(condition, torch.stack([sample["moments"] for sample in samples]))
 
 
 def packed(entries: Mapping[int, Entry], keys: Mapping[str, Any]) -> bytes:

@@ -22,7 +22,7 @@ class WorkerLost(EditFoundryError):
     """A worker process of the loader ended on its own."""
 
 
-class MicroBatches(Dataset[MicroBatch | EditFoundryError]):
+class MicroBatches(Dataset[MicroBatch | EditFoundryError]):  # type: ignore[misc]
     """The micro-batches of a rank by (position, accumulation step). An error is given back, so that it keeps its kind
 
     and its message on the way out of a worker process.
@@ -41,10 +41,10 @@ class MicroBatches(Dataset[MicroBatch | EditFoundryError]):
             return error
 
 
-class Loader(DataLoader[MicroBatch]):
+class Loader(DataLoader[MicroBatch]):  # type: ignore[misc]
     """Gives the micro-batches of `positions`, in order. Raises what building them raises, and WorkerLost."""
 
-    def __iter__(self) -> Iterator[MicroBatch]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[MicroBatch]:
         batches = super().__iter__()
         while True:
             try:

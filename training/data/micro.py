@@ -112,7 +112,7 @@ class MicroBatchBuilder:
         return weights, problems
 
     def _type(self, row: int) -> str:
-        return self.index.types[self.index.rows[row]["type"]]
+        return self.index.types[int(self.index.rows[row]["type"])]
 
     def _normal(self, shape: tuple[int, ...], position: int, slots: range, what: str) -> Tensor:
         """Standard normal [B, *shape]."""
