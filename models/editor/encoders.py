@@ -25,7 +25,7 @@ class Encoders:
         self.visual_encoder = visual_encoder
         self.vae = vae
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def condition(self, inputs: EncoderInputs, references: Tensor | None = None) -> Condition:
         """What the encoders make of a batch; states have the dtype of their model.
 

@@ -131,7 +131,8 @@ class EditorPipeline(DiffusionPipeline):  # type: ignore[misc]
     def condition(self, requests: Sequence[EditRequest]) -> Condition:
         """What the encoders make of requests whose pictures lie on one grid. Raises InstructionTooLong."""
         references = torch.stack([pixels(request.images) for request in requests]) if self.sees_latents else None
-        return self.encoders().condition(self.editor_processor()(requests), references)
+        made: Condition = self.encoders().condition(self.editor_processor()(requests), references)
+        return made
 
     def grid(self, width: int, height: int, size: int | None = None) -> Grid:
         """The grid of an edit of a picture: `size` pixels squared, and never more than the picture has.
@@ -150,7 +151,7 @@ class EditorPipeline(DiffusionPipeline):  # type: ignore[misc]
         except ValueError as error:
             raise UsageError(f"at size {round(area**0.5)}: {error}") from error
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def __call__(
         self,
         image: Image,

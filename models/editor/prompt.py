@@ -140,7 +140,8 @@ class EditorProcessor:
 
     def _seen(self, images: Sequence[Image]) -> Any:
         """What the vision-language model sees of pictures of any size."""
-        scaled = [resize(image, *vlm_size(*image.shape[1::-1], self.vlm_pixels, self.face)) for image in images]
+        sizes = [vlm_size(image.shape[1], image.shape[0], self.vlm_pixels, self.face) for image in images]
+        scaled = [resize(image, width, height) for image, (width, height) in zip(images, sizes, strict=True)]
         return self.image_processor(scaled, do_resize=False, input_data_format="channels_last", return_tensors="pt")
 
     def _visual_pixels(self, requests: Sequence[EditRequest]) -> Tensor | None:
