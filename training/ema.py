@@ -30,7 +30,6 @@ class Ema:
         self._shadows = {name: tensor.clone() for name, tensor in self._tensors.items()}
         self._average = get_ema_multi_avg_fn(decay)
 
-    @torch.no_grad()
     def update(self) -> None:
         """Move the average towards the tensors' present values; once per optimiser step."""
         if self._shadows:
@@ -52,7 +51,6 @@ class Ema:
         """The average by name, float32. These are its own tensors: copy them before the next `update`."""
         return dict(self._shadows)
 
-    @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Take up what `state` gave. Raises EditFoundryError for other names or shapes, before it changes anything."""
         ours = {name: tuple(shadow.shape) for name, shadow in self._shadows.items()}
@@ -66,7 +64,6 @@ class Ema:
         for name, shadow in self._shadows.items():
             shadow.copy_(state[name])
 
-    @torch.no_grad()
     def _exchange(self) -> None:
         for name, tensor in self._tensors.items():
             held = tensor.clone()

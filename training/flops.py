@@ -83,8 +83,8 @@ class Flops:
         self._forward: dict[Rows, int] = {}
         self._backward: dict[Rows, int] = {}
         config = model.transformer.config
-        self._width = config.num_attention_heads * config.attention_head_dim
-        self._blocks = config.num_layers + config.num_single_layers
+        self._width = int(config.num_attention_heads * config.attention_head_dim)
+        self._blocks = int(config.num_layers + config.num_single_layers)
         modulated = any(
             parameter.requires_grad for parameter in model.transformer.transformer_blocks[0].norm1.parameters()
         )

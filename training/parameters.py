@@ -5,7 +5,7 @@ Trained parameters are float32, whatever the precision of the forward pass: a st
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +14,12 @@ from editfoundry.core.hashing import seed_for
 from editfoundry.models.editor import stages
 from editfoundry.models.editor.model import EditorModel
 from editfoundry.training.config import LoraOptions, TrainConfig
-from editfoundry.training.sharding import Kind
+
+if TYPE_CHECKING:
+    from editfoundry.training.sharding import Kind  # imports DeepSpeed where it is installed
 
 CONNECTORS = ("connector.", "visual_connector.")
+EDITOR = ("connector", "visual_connector", "transformer")
 STATE_BYTES = {"adamw": 8.0, "adamw8bit": 2 + 2 * 4 / 256, "prodigy": 16.0}
 """Bytes of optimiser state for each trained weight: two float32 moments; two of 8 bits with a float32 scale for each
 256 (bitsandbytes keeps tensors below 4096 weights in float32); and Prodigy's two moments, slopes and first weights."""
@@ -105,51 +108,57 @@ def summarise(
     modules: Mapping[str, nn.Module | None],
     named: Mapping[str, nn.Parameter],
     config: TrainConfig,
-    kind: Kind,
+    kind: "Kind",
     ranks: int,
 ) -> list[ModuleMemory]:
     """One row for each module that is there; call it once parameters are prepared and before they are sharded.
 
-    named: the trained parameters. An estimate of what stays: activations, buckets of communication and the allocator's
-    slack come on top. Sharding divides by `ranks`: the optimiser and the average under ZeRO-1, gradients too under
-    ZeRO-2, trained weights too under ZeRO-3 and FSDP2. Frozen weights are whole on every rank.
+    modules: the editor's under their names in it, and others. named: the trained parameters.
+
+    An estimate of what stays: activations, buckets of communication and the allocator's slack come on top. Sharding
+    divides by `ranks`: optimiser and average under ZeRO-1, gradients too under ZeRO-2, trained weights too under
+    FSDP2, and all weights of the editor under ZeRO-3. ZeRO's optimisers hold their own copy of trained weights. Weights
+    outside the editor are whole on every rank.
     """
-    trained = {id(parameter) for parameter in named.values()}
-    return [
-        _memory(name, list(module.parameters()), trained, config, kind, ranks)
-        for name, module in modules.items()
-        if module is not None
-    ]
+    ids = {id(parameter) for parameter in named.values()}
+    rows = []
+    for name, module in modules.items():
+        if module is not None:
+            split: tuple[list[Tensor], list[Tensor]] = ([], [])
+            for parameter in module.parameters():
+                split[id(parameter) in ids].append(parameter)
+            rows.append(_memory(name, *split, config, kind, ranks))
+    return rows
 
 
 def _memory(
-    name: str, parameters: list[nn.Parameter], of_step: set[int], config: TrainConfig, kind: Kind, ranks: int
+    name: str, frozen: list[Tensor], trained: list[Tensor], config: TrainConfig, kind: "Kind", ranks: int
 ) -> ModuleMemory:
-    trained = sum(parameter.numel() for parameter in parameters if id(parameter) in of_step)
-    frozen = sum(_bytes(parameter) for parameter in parameters if id(parameter) not in of_step)
     sizes: dict[str, int] = {}
-    for parameter in parameters:
+    for parameter in (*frozen, *trained):
         dtype = str(parameter.dtype).removeprefix("torch.")
         sizes[dtype] = sizes.get(dtype, 0) + parameter.numel()
+    count = sum(int(parameter.numel()) for parameter in trained)
 
-    def share(*sharded: Kind) -> float:
-        return trained / ranks if kind in sharded else trained
+    def share(*kinds: "Kind") -> float:
+        """Trained weights on a rank, of what these kinds shard."""
+        return count / ranks if kind in kinds else count
 
+    held = sum(parameter.numel() * parameter.element_size() for parameter in frozen)
+    if kind == "zero3" and name in EDITOR:
+        held //= ranks
     state = share("zero1", "zero2", "zero3", "fsdp2")
+    own_copy = 4 if kind in ("zero1", "zero2", "zero3") else 0
     return ModuleMemory(
         module=name,
         parameters=sum(sizes.values()),
-        trained=trained,
+        trained=count,
         dtypes=tuple(sorted(sizes, key=lambda dtype: -sizes[dtype])),
-        weight_bytes=frozen + round(4 * share("zero3", "fsdp2")),
+        weight_bytes=held + round(4 * share("zero3", "fsdp2")),
         gradient_bytes=round(4 * share("zero2", "zero3", "fsdp2")),
-        optimiser_bytes=round(STATE_BYTES[config.optimiser.name] * state),
+        optimiser_bytes=round((STATE_BYTES[config.optimiser.name] + own_copy) * state),
         average_bytes=round(4 * state) if config.ema else 0,
     )
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def _add_lora(model: EditorModel, options: LoraOptions, seed: int) -> set[str]:
