@@ -20,6 +20,8 @@ TRAINER = "editfoundry.training.train_editor"
 CACHER = "editfoundry.training.caching"
 LAUNCHER = ("-m", "accelerate.commands.accelerate_cli", "launch", "--quiet")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")
+GRACE = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600", "PET_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"}
+"""What torchrun passes on, and seconds until it kills what does not end: enough to write a checkpoint."""
 ALONE = ("NO", "MULTI_CPU")
 TYPES = (*ALONE, "MULTI_GPU", "DEEPSPEED", "FSDP")
 
@@ -63,8 +65,8 @@ def command(
     if processes:
         launched += ("--num_processes", str(processes))
     if not cpu:
-        return Command((*launched, "-m", *program))
-    environment = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, cores // count))}
+        return Command((*launched, "-m", *program), _unless_set(GRACE))
+    environment = _unless_set({**GRACE, "OMP_NUM_THREADS": str(max(1, cores // count))})
     if kind == "DEEPSPEED":  # accelerate leaves DeepSpeed out where ACCELERATE_USE_CPU is set
         environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
     else:
@@ -73,6 +75,10 @@ def command(
         torchrun = (*TORCHRUN, "--nproc_per_node", str(count)) if count > 1 else ()
         launched = (sys.executable, *torchrun)
     return Command((*launched, "-m", *program), environment)
+
+
+def _unless_set(wanted: Mapping[str, str]) -> dict[str, str]:
+    return {name: os.environ.get(name) or value for name, value in wanted.items()}
 
 
 def visible_gpus() -> int:

@@ -14,7 +14,7 @@ from accelerate.commands.launch import launch_command_parser
 
 from editfoundry.core.config import find_config
 from editfoundry.core.errors import ConfigError, UsageError
-from editfoundry.training.launch import Command, command, usable_cores
+from editfoundry.training.launch import GRACE, Command, command, usable_cores
 
 FILES = ("cpu", "ddp", "zero1", "zero2", "zero3", "fsdp2")
 ARGUMENTS = ["train/tiny.yaml", "-o", "run", "--set", "seed=7", "--dry-run"]
@@ -36,7 +36,7 @@ def launched(name: str) -> list[str]:
 def test_on_gpus_the_command_is_accelerate_launch(name: str) -> None:
     made = command(PROGRAM, f"accelerate/{name}.yaml", gpus=8, cores=64)
     assert list(made.arguments) == [*launched(name), *MODULE]
-    assert made.environment == {}
+    assert made.environment == GRACE
 
 
 def test_the_number_of_processes_is_passed_on() -> None:
@@ -47,28 +47,28 @@ def test_the_number_of_processes_is_passed_on() -> None:
 def test_one_process_on_a_cpu_needs_no_launcher() -> None:
     made = command(PROGRAM, "accelerate/cpu.yaml", gpus=2, cores=6)
     assert list(made.arguments) == [sys.executable, *MODULE]
-    assert made.environment == {"OMP_NUM_THREADS": "6", "ACCELERATE_USE_CPU": "true"}
+    assert made.environment == {**GRACE, "OMP_NUM_THREADS": "6", "ACCELERATE_USE_CPU": "true"}
 
 
 def test_several_processes_on_a_cpu_go_through_torchrun() -> None:
     made = command(PROGRAM, "accelerate/cpu.yaml", gpus=0, cores=6, processes=2)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     assert list(made.arguments) == [*torchrun, *MODULE]
-    assert made.environment == {"OMP_NUM_THREADS": "3", "ACCELERATE_USE_CPU": "true"}
+    assert made.environment == {**GRACE, "OMP_NUM_THREADS": "3", "ACCELERATE_USE_CPU": "true"}
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2"])
 def test_without_a_gpu_torch_shards_on_the_cpu(name: str) -> None:
     made = command(PROGRAM, f"accelerate/{name}.yaml", gpus=0, cores=1, processes=2)
     assert list(made.arguments) == [*launched(name), "--num_processes", "2", *MODULE]
-    assert made.environment == {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    assert made.environment == {**GRACE, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
 
 
 @pytest.mark.parametrize("name", ["zero1", "zero2", "zero3"])
 def test_without_a_gpu_deepspeed_is_told_so_itself(name: str) -> None:
     made = command(PROGRAM, f"accelerate/{name}.yaml", gpus=0, cores=4, processes=2)
     assert list(made.arguments) == [*launched(name), "--num_processes", "2", *MODULE]
-    assert made.environment == {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+    assert made.environment == {**GRACE, "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 
 
 def test_threads_that_are_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
