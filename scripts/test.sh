@@ -19,7 +19,7 @@ browser() {
 }
 
 browser
-environment requirements.lock requirements-full.lock requirements-dev.lock
+environment requirements.lock requirements-full.lock requirements-train.lock requirements-dev.lock
 say "fetching embedded models and photographs"
 editfoundry models pull --stack embedded
 python -c 'from editfoundry.quickstart import materials; materials()'
