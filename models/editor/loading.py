@@ -46,6 +46,7 @@ class EditorSettings(Config):
     vlm_pixels: int = Field(default=448 * 448, ge=1)
     max_text_tokens: int = Field(default=256, ge=1)
     reference_latents: Literal["none", "kontext"] = "none"
+    details: bool = True
     miniature: bool = False
 
 
@@ -76,6 +77,16 @@ def read_index(folder: Path) -> tuple[EditorSettings, list[str]]:
         if name in MODELS:
             _check_weights(folder / name)
     return checked, present
+
+
+def change_settings(folder: Path, **changes: Any) -> None:
+    """Change settings in an editor's `model_index.json`. Raises as `read_index`, and before anything is changed."""
+    settings, _ = read_index(folder)
+    changed = validate(EditorSettings, settings.model_dump() | changes, str(folder / INDEX))
+    index = json.loads((folder / INDEX).read_text("utf-8")) | changed.model_dump()
+    part = folder / f"{INDEX}.part"
+    part.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    part.replace(folder / INDEX)
 
 
 def load_parts(folder: Path, present: list[str], dtypes: Mapping[str, Precision]) -> dict[str, Any]:

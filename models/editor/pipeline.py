@@ -44,7 +44,8 @@ class EditorPipeline(DiffusionPipeline):  # type: ignore[misc]
 
     The three `visual_` components are all there or all None. vlm_pixels: of each picture for the vision-language
     model. max_text_tokens: of an instruction with its history. reference_latents: whether FLUX also sees the pictures'
-    latents, as FLUX.1-Kontext does. miniature: weights are random but for what a demonstration trained.
+    latents, as FLUX.1-Kontext does. details: whether SigLIP is used; off where the last stage trained without it.
+    miniature: weights are random but for what a demonstration trained.
     """
 
     _optional_components: ClassVar[list[str]] = list(VISUAL)
@@ -63,6 +64,7 @@ class EditorPipeline(DiffusionPipeline):  # type: ignore[misc]
         vlm_pixels: int = 448 * 448,
         max_text_tokens: int = 256,
         reference_latents: Literal["none", "kontext"] = "none",
+        details: bool = True,
         miniature: bool = False,
     ) -> None:
         super().__init__()
@@ -83,6 +85,7 @@ class EditorPipeline(DiffusionPipeline):  # type: ignore[misc]
             vlm_pixels=vlm_pixels,
             max_text_tokens=max_text_tokens,
             reference_latents=reference_latents,
+            details=details,
             miniature=miniature,
         )
 
@@ -112,12 +115,12 @@ class EditorPipeline(DiffusionPipeline):  # type: ignore[misc]
 
     def editor_processor(self) -> EditorProcessor:
         """Makes the encoders' inputs of requests, as this editor was trained on them."""
-        options = self.config.vlm_pixels, self.config.max_text_tokens
-        return EditorProcessor(self.processor, self.visual_processor, *options)
+        visual = self.visual_processor if self.config.details else None
+        return EditorProcessor(self.processor, visual, self.config.vlm_pixels, self.config.max_text_tokens)
 
     def encoders(self) -> Encoders:
-        """The frozen encoders."""
-        return Encoders(self.vlm, self.visual_encoder, self.vae)
+        """The frozen encoders, as this editor was trained on them."""
+        return Encoders(self.vlm, self.visual_encoder if self.config.details else None, self.vae)
 
     def model(self) -> EditorModel:
         """What is trained: connectors and transformer, shared with this pipeline."""

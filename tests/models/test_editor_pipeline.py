@@ -19,6 +19,7 @@ from editfoundry.core.errors import ConfigError, EditFoundryError, ModelMissing,
 from editfoundry.core.geometry import Grid, to_grid
 from editfoundry.models.editor import latents
 from editfoundry.models.editor.encoders import Encoders
+from editfoundry.models.editor.loading import change_settings
 from editfoundry.models.editor.model import EditorModel
 from editfoundry.models.editor.pipeline import EditorPipeline, load_editor
 from editfoundry.models.editor.prompt import InstructionTooLong, pictures, pixels
@@ -234,6 +235,29 @@ def test_an_editor_has_all_of_siglip_or_none(editor: EditorPipeline) -> None:
     parts = {name: part for name, part in editor.components.items() if name != "visual_processor"}
     with pytest.raises(ValueError, match="all three of them, or none"):
         EditorPipeline(**parts)
+
+
+def test_an_editor_trained_without_siglip_does_not_use_it(copy: Path, editor: EditorPipeline) -> None:
+    change_settings(copy, details=False)
+    plain = load_editor(copy, device="cpu")
+    condition = plain.condition([EditRequest("make it red", (photo(),))])
+    assert condition.visual_states is None and condition.text_states.shape[2] == 64
+    result = edited(plain)
+    assert not np.array_equal(result, edited(editor))
+    with torch.no_grad():
+        plain.visual_connector.down.weight.fill_(torch.nan)
+    assert np.array_equal(result, edited(plain))
+    change_settings(copy, details=True)
+    assert np.array_equal(edited(load_editor(copy, device="cpu")), edited(editor))
+
+
+def test_changed_settings_are_checked_and_leave_the_rest(copy: Path) -> None:
+    before = json.loads((copy / "model_index.json").read_text())
+    with pytest.raises(ConfigError, match="detail: unknown key; did you mean details"):
+        change_settings(copy, detail=False)
+    assert json.loads((copy / "model_index.json").read_text()) == before
+    change_settings(copy, max_text_tokens=9)
+    assert json.loads((copy / "model_index.json").read_text()) == before | {"max_text_tokens": 9, "details": True}
 
 
 HOSTILE: dict[str, dict[str, Any]] = {
