@@ -75,7 +75,7 @@ def test_a_restored_average_goes_on_exactly() -> None:
 
 def test_shards_average_to_the_shards_of_the_average() -> None:
     whole = weights()["a"].flatten()
-    views = {"first": whole[:7], "second": whole[7:]}
+    views = {"first": whole[:7], "second": whole[7:], "of another rank": torch.empty(0)}
     ema, sharded = Ema({"a": whole}, 0.9), Ema(views, 0.9)
     whole.add_(0.3)
     ema.update()

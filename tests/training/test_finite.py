@@ -1,7 +1,12 @@
+from collections.abc import Iterator
+
 import pytest
 import torch
+import torch.distributed as dist
 from tiny.editor_model import tiny_inputs, tiny_model
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from editfoundry.training.finite import first_nonfinite
 
@@ -71,15 +76,33 @@ def test_bfloat16_overflow_under_autocast() -> None:
     assert first_nonfinite(model, forward) == "connector.up (Linear)"
 
 
+@pytest.fixture
+def one_process() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_process")
 def test_wrapped_by_ddp() -> None:
     model, arguments = tiny_model(), tiny_inputs()
     poison(model.transformer.context_embedder)
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        wrapped = nn.parallel.DistributedDataParallel(model)
-        assert first_nonfinite(model, lambda: wrapped(*arguments)) == "transformer.context_embedder (Linear)"
-    finally:
-        torch.distributed.destroy_process_group()
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    assert first_nonfinite(model, lambda: wrapped(*arguments)) == "transformer.context_embedder (Linear)"
+
+
+@pytest.mark.usefixtures("one_process")
+def test_sharded_by_fsdp2() -> None:
+    model, arguments = tiny_model(), tiny_inputs()
+    layer = model.transformer.transformer_blocks[0].attn.to_out[0]
+    poison(layer)
+    for block in (*model.transformer.transformer_blocks, model):
+        fully_shard(block, mesh=init_device_mesh("cpu", (1,)))
+    name = "transformer.transformer_blocks.0.attn.to_out.0"
+    assert first_nonfinite(model, lambda: model(*arguments)) == f"{name} (Linear)"
+    with torch.no_grad():
+        layer.bias.to_local()[2] = float("nan")
+    assert first_nonfinite(model, lambda: model(*arguments)) == f"the parameter {name}.bias"
 
 
 @pytest.mark.slow
