@@ -1,6 +1,7 @@
 """Rows of an index sorted into groups of one bucket, dataset and edit type, in one memory-mapped file."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,7 @@ from editfoundry.core.errors import EditFoundryError
 from editfoundry.core.hashing import canonical_json, fingerprint
 from editfoundry.data_engine.ledger import replace_file
 from editfoundry.training.data.buckets import Buckets
-from editfoundry.training.data.index import ShardIndex
+from editfoundry.training.data.index import ROW, ROWS, ShardIndex, map_array
 
 FORMAT = 1
 _CHUNK = 1 << 16
@@ -40,7 +41,7 @@ def grouped(index: ShardIndex, buckets: Buckets, folder: Path) -> tuple[tuple[Gr
         _build(index, buckets, listing, rows)
     try:
         groups = tuple(Group(*group) for group in json.loads(listing.read_bytes()))
-        found = np.memmap(rows, np.int64, mode="r")
+        found = map_array(rows, np.dtype(np.int64))
     except (OSError, ValueError, TypeError) as error:
         raise EditFoundryError(f"{listing}: damaged ({error}); delete it to have it built again") from error
     if not len(found) == len(index) == sum(group.rows for group in groups):
@@ -53,19 +54,19 @@ def grouped(index: ShardIndex, buckets: Buckets, folder: Path) -> tuple[tuple[Gr
 def _build(index: ShardIndex, buckets: Buckets, listing: Path, path: Path) -> None:
     shape = (len(buckets), len(index.datasets), len(index.types))
     counts = np.zeros(shape, np.int64).ravel()
-    for start in range(0, len(index), _CHUNK):
-        counts += np.bincount(_group_numbers(index, buckets, start, shape), minlength=len(counts))
+    for numbers in _group_numbers(index, buckets, shape):
+        counts += np.bincount(numbers, minlength=len(counts))
     starts = np.cumsum(counts) - counts
     temporary = path.with_name(f".{path.name}")
     rows = np.memmap(temporary, np.int64, mode="w+", shape=(len(index),))
-    filled = starts.copy()
-    for start in range(0, len(index), _CHUNK):
-        numbers = _group_numbers(index, buckets, start, shape)
+    filled, start = starts.copy(), 0
+    for numbers in _group_numbers(index, buckets, shape):
         by_group = np.argsort(numbers, kind="stable")
         here = np.bincount(numbers, minlength=len(counts))
         within = np.arange(len(numbers)) - np.repeat(np.cumsum(here) - here, here)
         rows[filled[numbers[by_group]] + within] = start + by_group
         filled += here
+        start += len(numbers)
     rows.flush()
     temporary.replace(path)
     groups = [
@@ -75,7 +76,9 @@ def _build(index: ShardIndex, buckets: Buckets, listing: Path, path: Path) -> No
     replace_file(listing, (canonical_json(groups) + "\n").encode())
 
 
-def _group_numbers(index: ShardIndex, buckets: Buckets, start: int, shape: tuple[int, ...]) -> NDArray[np.int64]:
-    rows = np.asarray(index.rows[start : start + _CHUNK])
-    bucket = buckets.of(rows["width"], rows["height"], 1 + (rows["reference_length"] > 0))
-    return np.ravel_multi_index((bucket, rows["dataset"], rows["type"]), shape).astype(np.int64)
+def _group_numbers(index: ShardIndex, buckets: Buckets, shape: tuple[int, ...]) -> Iterator[NDArray[np.int64]]:
+    """The group of each row, some rows at a time, read in order and not through the index's mapping."""
+    with (index.folder / ROWS).open("rb") as file:
+        while len(rows := np.fromfile(file, ROW, _CHUNK)):
+            bucket = buckets.of(rows["width"], rows["height"], 1 + (rows["reference_length"] > 0))
+            yield np.ravel_multi_index((bucket, rows["dataset"], rows["type"]), shape).astype(np.int64)
