@@ -94,6 +94,10 @@ def edit(
     picture = read_image(image)
     planned = plan(instruction, turns, reference or (), output)
     read_index(model)  # before torch and the rest take their seconds
+    from editfoundry.models.perception.base import required
+
+    for package in ("diffusers", "torchvision"):
+        required(package, package, "pip install 'editfoundry[train]'")
     from editfoundry.models.editor.pipeline import load_editor
 
     pipeline = load_editor(model, device=device)

@@ -221,6 +221,16 @@ def test_no_editor_is_refused_in_one_line(here: Path) -> None:
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("package", ["diffusers", "torchvision"])
+def test_a_package_that_is_missing_is_named_with_the_remedy(
+    folder: Path, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    said = refusal(folder, "photo.jpg", "x", "-o", "out.jpg")
+    assert said == f"the package {package} is not installed; pip install 'editfoundry[train]'"
+
+
+@pytest.mark.usefixtures("here")
 def test_help_and_wrong_calls_load_no_torch() -> None:
     code = (
         "import sys\nfrom editfoundry.cli import app\ntry:\n    app(sys.argv[1:])\n"
