@@ -35,6 +35,8 @@ from editfoundry.training.mask_weight import pooled
 FORMAT = 1
 PART_ROWS = 64
 WITH_TEXT, WITHOUT_TEXT = "text", "empty"
+ABOUT = "editfoundry"
+"""The one entry of a part's metadata: safetensors writes several in an order that differs from file to file."""
 AGAIN = "delete it and repeat `editfoundry train cache`"
 
 
@@ -142,9 +144,10 @@ def read_entry(path: Path, mark: str, row: int, variant: str) -> Entry:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            if file.metadata()["keys"] != mark:
+            part = json.loads(file.metadata()[ABOUT])
+            if part["keys"] != mark:
                 raise DamagedCache(f"{path}: is of another cache; {AGAIN}")
-            about = json.loads(file.metadata()["rows"])[str(row)]
+            about = part["rows"][str(row)]
             stored = {name: name for name in about["sums"] if not name.startswith((WITH_TEXT, WITHOUT_TEXT))}
             stored |= {"text": variant, "vision_end": f"{variant}_end"}
             tensors = {name: file.get_tensor(f"{row}.{held}") for name, held in stored.items()}
@@ -252,7 +255,7 @@ def packed(entries: Mapping[int, Entry], keys: Mapping[str, Any]) -> bytes:
         tensors.update({f"{row}.{name}": tensor for name, tensor in entry.tensors.items()})
         sums = {name: checksum(tensor) for name, tensor in entry.tensors.items()}
         rows[row] = {"key": entry.key, "problem": entry.problem, "sums": sums}
-    data: bytes = save(tensors, {"keys": fingerprint(dict(keys)), "rows": canonical_json(rows)})
+    data: bytes = save(tensors, {ABOUT: canonical_json({"keys": fingerprint(dict(keys)), "rows": rows})})
     return data
 
 
