@@ -110,6 +110,21 @@ def test_a_missing_package_is_named(name: str, package: str, monkeypatch: pytest
         build_optimiser(weights(), Optimiser(name=name))
 
 
+def test_a_device_without_8bit_kernels_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(_: Optimizer) -> None:
+        raise RuntimeError("\nNative code method attempted to call: lib.cadam_8bit()\nand more")
+
+    monkeypatch.setattr("bitsandbytes.optim.AdamW8bit.step", step)
+    with pytest.raises(UsageError, match=r"cannot step on cpu \(Native code .*8bit\(\)\); use `adamw`$") as raised:
+        build_optimiser(weights(), Optimiser(name="adamw8bit"))
+    assert isinstance(raised.value.__cause__, RuntimeError)
+
+
+def test_prodigy_keeps_quiet(capsys: pytest.CaptureFixture[str]) -> None:
+    build_optimiser(weights(), Optimiser(name="prodigy", lr=1.0, weight_decay=0.1))
+    assert capsys.readouterr().out == ""
+
+
 def test_what_prodigy_cannot_do_is_refused() -> None:
     with pytest.raises(UsageError, match=r"lr is 0\.001: .* set lr: 1"):
         build_optimiser(weights(), Optimiser(name="prodigy", lr=1e-3))
