@@ -29,8 +29,20 @@ from editfoundry.training.data.order import Order
 from editfoundry.training.data.tables import MEMBERS
 
 PER_SHARD, CHUNK = 1000, 1_000_000
-SIDES = np.array([(1024, 1024), (1152, 896), (896, 1152), (1216, 832), (832, 1216), (1344, 768), (768, 1344),
-                  (1184, 880), (880, 1184), (1440, 720)])
+SIDES = np.array(
+    [
+        (1024, 1024),
+        (1152, 896),
+        (896, 1152),
+        (1216, 832),
+        (832, 1216),
+        (1344, 768),
+        (768, 1344),
+        (1184, 880),
+        (880, 1184),
+        (1440, 720),
+    ]
+)
 DATA = DataConfig(datasets=(DatasetSpec(path="synthetic"),), size=512, types={"style": 0.5, "add": 1.5})
 
 
@@ -54,8 +66,16 @@ def write_index(folder: Path, rows: int) -> None:
                 part[f"{member}_length"] = np.where(there, 90_000, 0)
             file.write(part.tobytes())
     shards = [[0, f"train-{number:06d}.tar", PER_SHARD * 500_000] for number in range(-(-rows // PER_SHARD))]
-    content = {"format": FORMAT, "digest": f"{rows:016d}", "split": "train", "rows": rows, "types": types,
-               "datasets": ["synthetic"], "manifests": [""], "shards": shards}
+    content = {
+        "format": FORMAT,
+        "digest": f"{rows:016d}",
+        "split": "train",
+        "rows": rows,
+        "types": types,
+        "datasets": ["synthetic"],
+        "manifests": [""],
+        "shards": shards,
+    }
     (folder / INDEX).write_text(canonical_json(content), encoding="utf-8")
 
 
@@ -136,8 +156,15 @@ def main() -> None:
             "slowest resume, seconds": max(result["ours_seconds"]["max"] for result in results),
             "bytes of the index and the order": sum(path.stat().st_size for path in folder.iterdir()),
         }
-    report(options.json, "resume", rounds=options.rounds, packages=("numpy", "torch"), results=results, facts=facts,
-           data={"rows": options.rows, "global_batch": options.global_batch})
+    report(
+        options.json,
+        "resume",
+        rounds=options.rounds,
+        packages=("numpy", "torch"),
+        results=results,
+        facts=facts,
+        data={"rows": options.rows, "global_batch": options.global_batch},
+    )
 
 
 if __name__ == "__main__":
