@@ -32,6 +32,7 @@ from editfoundry.training.checkpoint import Checkpoints
 from editfoundry.training.config import TrainConfig
 from editfoundry.training.data.batch import Features, MicroBatch
 from editfoundry.training.data.buckets import Buckets
+from editfoundry.training.data.cache import open_cache
 from editfoundry.training.data.index import build_index
 from editfoundry.training.data.loader import build_loader
 from editfoundry.training.data.micro import MicroBatchBuilder
@@ -202,29 +203,25 @@ class Trainer:
 
     def _batches(self) -> Iterator[MicroBatch]:
         """This rank's micro-batches from the current step on, on its device."""
-        config, accelerator = self.config, self.accelerator
+        config, accelerator, vae = self.config, self.accelerator, self.pipeline.vae
+        data, kontext = config.data, self.pipeline.config.reference_latents == "kontext"
+        dtype = str(precision(config, accelerator.device))
+        cache = open_cache(data, self.index, self.buckets, self.processor, self.encoders, kontext, dtype)
         builder = MicroBatchBuilder(
             self.index,
-            config.data,
+            data,
             self.buckets,
             self.processor,
-            int(self.pipeline.vae.config.latent_channels),
-            latents.factor(self.pipeline.vae),
+            int(vae.config.latent_channels),
+            latents.factor(vae),
             config.timesteps,
             config.seed,
-            references=self.pipeline.config.reference_latents == "kontext",
+            references=kontext,
+            cache=cache,
         )
-        positions = Positions(
-            self.order,
-            accelerator.process_index,
-            accelerator.num_processes,
-            self.accumulation,
-            config.micro_batch,
-            start=self.step,
-            stop=config.steps,
-        )
-        loader = build_loader(builder, self.order, positions, config.data.workers, config.data.prefetch)
-        for batch in loader:
+        ranks = accelerator.process_index, accelerator.num_processes
+        positions = Positions(self.order, *ranks, self.accumulation, config.micro_batch, self.step, config.steps)
+        for batch in build_loader(builder, self.order, positions, data.workers, data.prefetch):
             yield send_to_device(batch, accelerator.device, non_blocking=True)
 
     def _valid_tokens(self, micro_batches: list[MicroBatch]) -> float:
