@@ -64,9 +64,9 @@ def _adamw8bit(parameters: list[Parameter], settings: dict[str, Any], slices: bo
         try:
             AdamW8bit([trial]).step()
         except RuntimeError as error:  # no kernel for this device, or no library for its driver
+            reason = str(error).strip().partition("\n")[0]
             raise UsageError(
-                f"optimiser.name `adamw8bit`: bitsandbytes cannot step on {device} "
-                f"({str(error).strip().partition(chr(10))[0]}); use `adamw`"
+                f"optimiser.name `adamw8bit`: bitsandbytes cannot step on {device} ({reason}); use `adamw`"
             ) from error
     optimiser: Optimizer = AdamW8bit(parameters, **settings)
     return optimiser
