@@ -94,7 +94,6 @@ class LoraOptions(Config):
 
     rank: int = Field(default=64, ge=1)
     alpha: float = Field(default=64, gt=0)
-    dropout: float = Field(default=0, ge=0, lt=1)
 
 
 class Ema(Config):

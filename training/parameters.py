@@ -165,7 +165,7 @@ def _add_lora(model: EditorModel, options: LoraOptions, seed: int) -> set[str]:
     """Put a LoRA, drawn from the seed, on FLUX's image branch; returns the names of its parameters."""
     from peft import LoraConfig
 
-    settings: dict[str, Any] = {"r": options.rank, "lora_alpha": options.alpha, "lora_dropout": options.dropout}
+    settings: dict[str, Any] = {"r": options.rank, "lora_alpha": options.alpha}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(seed, "lora") % 2**63)
         model.transformer.add_adapter(LoraConfig(target_modules=stages.LORA_TARGETS, **settings))
