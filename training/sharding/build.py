@@ -1,6 +1,7 @@
 """Which way training is spread over processes: what the launcher asked for, as accelerate understood it."""
 
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,6 +43,7 @@ def make_accelerator(**arguments: Any) -> Accelerator:
         arguments["deepspeed_plugin"] = DeepSpeedPlugin(zero3_init_flag=False)
         if not torch.cuda.is_available():
             handlers.append(InitProcessGroupKwargs(backend="gloo"))
+        warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")  # DeepSpeed's calls
     return Accelerator(mixed_precision="no", kwargs_handlers=handlers, **arguments)
 
 

@@ -8,11 +8,10 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from editfoundry.core.errors import EditFoundryError
 from editfoundry.training.config import Optimiser
 from editfoundry.training.optimiser import build_optimiser
 from editfoundry.training.sharding.optimiser_state import Part, load_named, named_state
-from editfoundry.training.sharding.pieces import Piece, check_names, host_copy
+from editfoundry.training.sharding.pieces import Piece, check_parameters, host_copy
 
 Kind = Literal["none", "ddp", "zero1", "zero2", "zero3", "fsdp2"]
 
@@ -121,16 +120,10 @@ class Engine:
     def local_state(self, full: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's part of whole tensors: the inverse of `gather`. Reads one tensor at a time.
 
-        Raises EditFoundryError naming parameters that are missing, too many, or of another shape.
+        Raises UsageError naming parameters that are missing, too many, or of another shape.
         """
-        check_names(self.pieces, full)
-        local = {}
-        for name, piece in self.pieces.items():
-            tensor = full[name]
-            if tensor.shape != piece.shape:
-                raise EditFoundryError(f"{name}: has shape {tuple(tensor.shape)}, the model's is {tuple(piece.shape)}")
-            local[name] = piece.cut(tensor)
-        return local
+        check_parameters({name: piece.shape for name, piece in self.pieces.items()}, full)
+        return {name: piece.cut(full[name]) for name, piece in self.pieces.items()}
 
     @torch.no_grad()
     def load_trained(self, full: Mapping[str, Tensor]) -> None:

@@ -4,6 +4,7 @@ accelerate only says that FSDP is wanted: its own wrapping leaves a model on the
 frozen parameters together with trained ones, which their different dtypes do not allow.
 """
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -32,6 +33,8 @@ class FsdpEngine(ShardedEngine):
         for module in (*blocks(self.model), self.model):
             if not frozen.issuperset(module.parameters()):
                 fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=frozen)
+        # FLUX's single blocks return views; nothing works in place on them.
+        warnings.filterwarnings("ignore", r"FSDP2-wrapped module .* returned a view tensor")
         return self.model
 
     def _piece(self, parameter: nn.Parameter) -> Piece:

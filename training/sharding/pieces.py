@@ -1,12 +1,12 @@
 """What one rank holds of a parameter."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from editfoundry.core.errors import EditFoundryError
+from editfoundry.core.errors import UsageError
 
 
 class Piece(NamedTuple):
@@ -37,9 +37,12 @@ def host_copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-def check_names(wanted: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    """Raises EditFoundryError naming what is missing or too many."""
-    differences = {"missing": sorted(set(wanted) - set(given)), "unknown": sorted(set(given) - set(wanted))}
+def check_parameters(shapes: Mapping[str, torch.Size], given: Mapping[str, Tensor]) -> None:
+    """Raises UsageError naming parameters that are missing, too many, or of another shape."""
+    differences = {"missing": sorted(set(shapes) - set(given)), "unknown": sorted(set(given) - set(shapes))}
     said = [f"{len(names)} {what}, e.g. {names[0]}" for what, names in differences.items() if names]
     if said:
-        raise EditFoundryError(f"the parameters are not those of this model and stage: {'; '.join(said)}")
+        raise UsageError(f"the parameters are not those of this model and stage: {'; '.join(said)}")
+    for name, shape in shapes.items():
+        if given[name].shape != shape:
+            raise UsageError(f"{name} has shape {tuple(given[name].shape)}, the model's is {tuple(shape)}")

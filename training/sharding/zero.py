@@ -35,6 +35,7 @@ class ZeroEngine(ShardedEngine):
         config = self.accelerator.deepspeed_plugin.deepspeed_config
         # Losses come already divided, and `accumulate` says which micro-batch is the last.
         config |= {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1, "gradient_clipping": 0.0}
+        under_ambient_autocast(self.model, self.accelerator.device.type)
         self.wrapped, _ = self.accelerator.prepare(self.model, self.optimiser)
         self.zero = self.wrapped.optimizer
 
@@ -43,6 +44,12 @@ class ZeroEngine(ShardedEngine):
         if mapping is None:  # another rank's
             return Piece(torch.empty(0, device=parameter.device), parameter.shape, 0)
         return Piece(mapping.hp_fragment.detach(), parameter.shape, mapping.lp_fragment_address.start)
+
+    def forward(self, *arguments: Any) -> Any:
+        kind = self.accelerator.device.type
+        self.model.ambient = (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        with torch.autocast(kind, enabled=False):
+            return self.wrapped(*arguments)
 
     @contextmanager
     def accumulate(self, last: bool) -> Iterator[None]:
@@ -134,6 +141,18 @@ class Zero3Engine(ZeroEngine):
     def _flats(self) -> list[Tensor]:
         flats: list[Tensor] = list(self.zero.fp32_partitioned_groups_flat)
         return flats
+
+
+def under_ambient_autocast(model: nn.Module, device_type: str) -> None:
+    """Run the model's forward pass under the autocast that is on around the engine's, which DeepSpeed turns off."""
+    inner = model.forward
+
+    def forward(*arguments: Any) -> Any:
+        enabled, dtype = model.ambient
+        with torch.autocast(device_type, dtype=dtype, enabled=enabled):
+            return inner(*arguments)
+
+    model.forward = forward
 
 
 def zero_kind(accelerator: Accelerator) -> Kind:

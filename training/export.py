@@ -1,0 +1,107 @@
+"""From a run's checkpoint to an editor's folder: the one it began with, and the trained weights in the place of its."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from editfoundry.core.errors import UsageError
+from editfoundry.models.editor.loading import Precision, load_parts, read_index
+from editfoundry.models.editor.model import EditorModel
+from editfoundry.training.checkpoint import AVERAGE, TRAINED, CheckpointError, Tensors, complete, verify
+from editfoundry.training.config import TrainConfig
+from editfoundry.training.parameters import merge_lora, prepare_parameters
+from editfoundry.training.rundir import CHECKPOINTS, saved_config
+from editfoundry.training.sharding.pieces import check_parameters
+
+STAGING = ".tmp"
+DTYPES: dict[str, Precision] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+def export(run: Path, out: Path, *, step: int | None = None, ema: bool | None = None) -> Path:
+    """Write the editor that a run has trained as a pipeline folder, `out`, and return it.
+
+    step: of the checkpoint, the newest by default. ema: the averaged weights or the trained ones; averaged where there
+    are any. Trained weights are written in float32, as they were trained; a LoRA is added to the weights it is on.
+    Components that were not trained are copied as they are. The folder appears whole or not at all.
+    Raises UsageError when `out` exists, or for a checkpoint or an average that is not there; CheckpointError for a
+    damaged checkpoint or one that does not fit the editor; ModelMissing when the editor is gone.
+    """
+    if out.exists():
+        raise UsageError(f"{out}: already exists; an editor is never written over: name another folder, or delete it")
+    config = TrainConfig.model_validate(saved_config(run))
+    weights = chosen_weights(run, step, ema)
+    base = Path(config.model).expanduser()
+    parts = trained_parts(base, config)
+    load_weights(EditorModel(**parts), config, weights)
+    staging = out.with_name(out.name + STAGING)
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        written = [name for name, part in parts.items() if part is not None]
+        shutil.copytree(base, staging, ignore=lambda folder, _: written if Path(folder) == base else [])
+        for name in written:
+            parts[name].save_pretrained(staging / name)
+        staging.rename(out)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return out
+
+
+def chosen_weights(run: Path, step: int | None, ema: bool | None) -> Path:
+    """The file of trained or averaged weights to export, once its checkpoint is verified."""
+    found = complete(run / CHECKPOINTS)
+    if step is not None:
+        found = [path for path in found if int(path.name.removeprefix("step-")) == step]
+    if not found:
+        raise UsageError(f"{run}: has no checkpoint{'' if step is None else f' of step {step}'} to export")
+    checkpoint = found[-1]
+    verify(checkpoint)
+    averaged = (checkpoint / AVERAGE).exists()
+    if ema and not averaged:
+        raise UsageError(f"{checkpoint}: holds no averaged weights (`ema` was off); export the trained ones")
+    return checkpoint / (AVERAGE if averaged and ema is not False else TRAINED)
+
+
+def trained_parts(base: Path, config: TrainConfig) -> dict[str, Any]:
+    """The components that the stage trains, as they were before, each in the precision it is stored in; else None."""
+    _, present = read_index(base)
+    stages = {"connector": ["connector"], "joint": ["connector", "visual_connector", "transformer"]}
+    names = [name for name in stages[config.stage] if name in present]
+    parts = load_parts(base, names, {name: stored_precision(base / name) for name in names} | {"default": "float32"})
+    return {name: parts[name] for name in stages["joint"]}
+
+
+def load_weights(model: EditorModel, config: TrainConfig, weights: Path) -> None:
+    """Put trained weights into a model, in place. Raises CheckpointError when they are of another model or stage."""
+    frozen = "bfloat16" if getattr(model.transformer, "dtype", None) == torch.bfloat16 else "float32"
+    plain = config.model_copy(update={"frozen": frozen, "gradient_checkpointing": False, "compile": False})
+    named = prepare_parameters(model, plain, torch.device("cpu"))
+    with safe_open(weights, "pt") as file, torch.no_grad():
+        tensors = Tensors(file)
+        try:
+            check_parameters({name: parameter.shape for name, parameter in named.items()}, tensors)
+        except UsageError as error:
+            raise CheckpointError(f"{weights}: {error}; was {config.model} changed since?") from error
+        for name, parameter in named.items():
+            parameter.copy_(tensors[name])
+    if config.lora:
+        for module in model.modules():
+            if isinstance(base := getattr(module, "base_layer", None), nn.Module):
+                base.float()  # the sum is not rounded to the precision of the weights
+        merge_lora(model)
+
+
+def stored_precision(folder: Path) -> Precision:
+    """The precision that most weights of a component's folder are stored in."""
+    counts: dict[str, int] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a mapping
+                part = file.get_slice(name)
+                size = int(torch.Size(part.get_shape()).numel())
+                counts[part.get_dtype()] = counts.get(part.get_dtype(), 0) + size
+    most = max(counts, key=lambda dtype: counts[dtype])
+    return DTYPES.get(most, "float32")
