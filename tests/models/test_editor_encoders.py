@@ -94,7 +94,8 @@ def test_a_batch_of_two_gives_what_batches_of_one_give(editor: EditorPipeline) -
 def test_siglip_gives_the_last_hidden_state_of_each_picture(editor: EditorPipeline) -> None:
     inputs = editor.editor_processor()(requests())
     states = editor.encoders().condition(inputs).visual_states
-    assert states.shape == (2, 2, 16, 32)
+    config = editor.visual_encoder.config
+    assert states.shape == (2, 2, (config.image_size // config.patch_size) ** 2, config.hidden_size)
     with torch.no_grad():
         for index in np.ndindex(2, 2):
             expected = editor.visual_encoder(inputs.visual_pixels[index][None]).last_hidden_state[0]
