@@ -192,8 +192,11 @@ def decode_mask_png(data: bytes, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> Mas
         raise ImageError(
             "not_a_mask", f"a mask is a grey PNG, got {opened.info.media_type} with {opened.info.mode} pixels"
         )
-    grey = _decode_layers(opened, None)[0][..., 0]
-    if not np.isin(grey, (0, 255)).all():
+    if ends_early(data, PNG):
+        raise ImageError("truncated_image", "the image/png file ends before its IEND chunk")
+    with decoder_errors(data, PNG):
+        grey = _upright(np.array(opened.image.convert("L"), np.uint8), opened.info.orientation)
+    if not ((grey == 0) | (grey == 255)).all():
         raise ImageError("not_a_mask", "a mask holds only the values 0 and 255; threshold it before storing")
     return Mask(grey > 127)
 
