@@ -61,7 +61,7 @@ def command(
         raise UsageError(f"{file}: {count} processes, but this machine has {gpus} GPU(s); pass --processes {gpus}")
     if cpu and not on_cpu and not processes:
         raise UsageError(f"{file}: there is no GPU here; pass --processes N to train in N processes on the CPU")
-    launched = (sys.executable, *LAUNCHER, "--config_file", str(file))
+    launched: tuple[str, ...] = (sys.executable, *LAUNCHER, "--config_file", str(file))
     if processes:
         launched += ("--num_processes", str(processes))
     if not cpu:

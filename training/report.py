@@ -200,7 +200,7 @@ def _course(curves: Curves) -> Iterator[Figure]:
         yield _figure(
             "Error in the edited area", _points(areas), "Mean squared error of generated edits, where the mask is."
         )
-    wanted = (
+    wanted: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
         ("grad_norm", "Gradient norm", "Before clipping. Logarithmic.", {"log": True}),
         ("lr", "Learning rate", "", {"format": ".0e"}),
         ("samples_per_s", "Samples a second", "", {"format": "~s"}),

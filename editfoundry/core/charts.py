@@ -77,14 +77,15 @@ def lines(series: Mapping[str, Sequence[tuple[float, float]]], *, label: str, ti
     if not ramp and len(series) > len(_STROKES):
         raise ValueError(f"at most {len(_STROKES)} lines can be told apart, got {', '.join(series)}")
     names, marked = list(series), max((len(points) for points in series.values()), default=0) <= _MARKED
-    rows = [{"name": name, "x": x, "y": y} for name, points in series.items() for x, y in points if y > 0 or not log]
+    kept = [(name, x, y) for name, points in series.items() for x, y in points if y > 0 or not log]
+    rows = [{"name": name, "x": x, "y": y} for name, x, y in kept]
     steps = (len(_RAMP) - 1) / max(len(names) - 1, 1)
     styles = [(_RAMP[int(index * steps)], [1, 0]) for index in range(len(names))] if ramp else _STROKES[:len(names)]
     legend = alt.Legend(orient="top", title=None, symbolType="stroke", labelLimit=0,
                         columns=width // _ENTRY) if len(names) > 1 else None
     colours, dashes = (alt.Scale(domain=names, range=[style[part] for style in styles]) for part in (0, 1))
     axis = alt.Axis(tickCount=5, format=format, domain=False, ticks=False, minExtent=_EXTENT,
-                    **({"values": _decades(row["y"] for row in rows)} if log else {}))
+                    **({"values": _decades(y for *_, y in kept)} if log else {}))
     chart = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.75, point={"size": 18} if marked else False)
     chart = chart.encode(
         x=alt.X("x:Q", title=title, axis=alt.Axis(grid=False, tickCount=4, format="~s"), scale=alt.Scale(nice=False)),
