@@ -137,15 +137,15 @@ class TrainConfig(Config):
     """One stage of training.
 
     model: the folder that `init-editor` or `export` made. stage: `connector` trains the connector alone; `joint` both
-    connectors and FLUX's image branch. global_batch: samples per optimiser step, over all ranks and accumulation steps;
-    micro_batch: samples of one forward pass on one rank. precision: of the forward pass; trained weights stay float32.
+    connectors and FLUX's image branch, `full` all of connectors and FLUX. global_batch: samples per optimiser step, over
+    all ranks and accumulation steps; micro_batch: samples of one forward pass on one rank. precision: of the forward pass; trained weights stay float32.
     frozen: how frozen weights are stored. nonfinite: what to do at a loss or gradient that is not finite.
     trackers: of accelerate (`tensorboard`, `trackio`, `wandb`).
     """
 
     name: str
     model: str
-    stage: Literal["connector", "joint"]
+    stage: Literal["connector", "joint", "full"]
     seed: int = Field(default=0, ge=0)
     steps: int = Field(ge=1)
     global_batch: int = Field(ge=1)
@@ -168,6 +168,6 @@ class TrainConfig(Config):
     def _consistent(self) -> "TrainConfig":
         if self.global_batch % self.micro_batch:
             raise ValueError(f"global_batch {self.global_batch} is not a multiple of micro_batch {self.micro_batch}")
-        if self.lora and self.stage == "connector":
-            raise ValueError("lora: stage `connector` trains no part of the transformer; leave lora out")
+        if self.lora and self.stage != "joint":
+            raise ValueError(f"lora: is on what stage `joint` trains; leave it out of stage `{self.stage}`")
         return self

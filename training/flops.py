@@ -8,7 +8,7 @@ once (model FLOPs utilisation, Chowdhery et al. 2022, "PaLM", appendix B). The f
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -30,8 +30,10 @@ NO_INPUT_GRADIENT = (
     r"|.*\.norm1(_context)?\.linear|.*\.norm\.linear"
 )
 """Layers whose inputs nothing trained came before: the encoders' states, the noisy latents, and times and guidance."""
+NO_INPUT_GRADIENT_IN_FULL = r"(visual_)?connector\.up|transformer\.(x_embedder|time_text_embed\.\w+\.linear_1)"
+"""These alone where the embedding of times is trained."""
 FIRST_IMAGE_LAYERS = r"transformer\.transformer_blocks\.0\.attn\.to_[qkv]"
-"""These too, unless the modulation before them is trained."""
+"""Beside the former, these too, unless the modulation before them is trained."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +87,11 @@ class Flops:
         config = model.transformer.config
         self._width = int(config.num_attention_heads * config.attention_head_dim)
         self._blocks = int(config.num_layers + config.num_single_layers)
-        modulated = any(
-            parameter.requires_grad for parameter in model.transformer.transformer_blocks[0].norm1.parameters()
-        )
+        without = _no_input_gradient(model.transformer)
         for name, layer in _linears(model):
             rows = _rows(name)
             product = 2 * layer.in_features * layer.out_features
-            products = int(layer.weight.requires_grad) + _input_gradient(name, modulated)
+            products = int(layer.weight.requires_grad) + _input_gradient(name, without)
             self._forward[rows] = self._forward.get(rows, 0) + product
             self._backward[rows] = self._backward.get(rows, 0) + products * product
 
@@ -153,9 +153,19 @@ def _rows(name: str) -> Rows:
     raise ValueError(f"the layer {name} is not one of an editor's")
 
 
-def _input_gradient(name: str, modulated: bool) -> bool:
+def _no_input_gradient(transformer: Any) -> str:
+    """The pattern of layers whose inputs need no gradient."""
+
+    def trained(module: nn.Module) -> bool:
+        return any(parameter.requires_grad for parameter in module.parameters())
+
+    if trained(transformer.time_text_embed):
+        return NO_INPUT_GRADIENT_IN_FULL
+    if trained(transformer.transformer_blocks[0].norm1):
+        return NO_INPUT_GRADIENT
+    return f"{NO_INPUT_GRADIENT}|{FIRST_IMAGE_LAYERS}"
+
+
+def _input_gradient(name: str, without: str) -> bool:
     """Whether the gradient of a layer's input is computed; of a LoRA, that of its first half is that of its layer."""
-    if ".lora_B." in name:
-        return True
-    without = NO_INPUT_GRADIENT if modulated else f"{NO_INPUT_GRADIENT}|{FIRST_IMAGE_LAYERS}"
-    return re.match(rf"(?:{without})", name) is None
+    return ".lora_B." in name or re.match(rf"(?:{without})", name) is None

@@ -352,7 +352,7 @@ def precision(config: TrainConfig, device: torch.device) -> torch.dtype:
 
 def encoders_of(pipeline: EditorPipeline, config: TrainConfig) -> Encoders:
     """The frozen encoders of a stage: the connector's stage has no SigLIP."""
-    visual = pipeline.visual_encoder if config.stage == "joint" else None
+    visual = pipeline.visual_encoder if config.stage != "connector" else None
     if config.frozen == "float8":
         store_float8(*filter(None, (pipeline.vlm, visual)))
     return Encoders(pipeline.vlm, visual, pipeline.vae)
@@ -361,7 +361,7 @@ def encoders_of(pipeline: EditorPipeline, config: TrainConfig) -> Encoders:
 def processor_of(pipeline: EditorPipeline, config: TrainConfig) -> EditorProcessor:
     """The prompt and resize of a stage."""
     options = pipeline.config
-    visual = pipeline.visual_processor if config.stage == "joint" else None
+    visual = pipeline.visual_processor if config.stage != "connector" else None
     return EditorProcessor(pipeline.processor, visual, options.vlm_pixels, options.max_text_tokens)
 
 

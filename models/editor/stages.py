@@ -5,7 +5,7 @@ from typing import Literal
 
 from editfoundry.models.editor.model import EditorModel
 
-Stage = Literal["connector", "joint"]
+Stage = Literal["connector", "joint", "full"]
 
 _LINEAR = (
     r"transformer_blocks\.\d+\.(?:attn\.(?:to_[qkv]|to_out\.0)|norm1\.linear)"
@@ -26,11 +26,16 @@ The norms of queries and keys are left out: a low rank means nothing for a vecto
 def trainable(model: EditorModel, stage: Stage) -> list[str]:
     """Names of the parameters that a stage trains, in the model's order.
 
-    `connector`: the connector. `joint`: both connectors and the image branch of all of FLUX's blocks.
+    `connector`: the connector. `joint`: both connectors and the image branch of all of FLUX's blocks. `full`: everything,
+    for a transformer that was not trained before.
     """
-    prefixes = ("connector.",) if stage == "connector" else ("connector.", "visual_connector.")
+    names = [name for name, _ in model.named_parameters()]
+    if stage == "full":
+        return names
+    if stage == "connector":
+        return [name for name in names if name.startswith("connector.")]
     return [
         name
-        for name, _ in model.named_parameters()
-        if name.startswith(prefixes) or (stage == "joint" and IMAGE_BRANCH.fullmatch(name.rpartition(".")[0]))
+        for name in names
+        if name.startswith(("connector.", "visual_connector.")) or IMAGE_BRANCH.fullmatch(name.rpartition(".")[0])
     ]

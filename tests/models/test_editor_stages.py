@@ -71,6 +71,11 @@ def test_the_joint_stage_trains_both_connectors_and_the_image_branch(production:
     )
 
 
+def test_the_full_stage_trains_everything() -> None:
+    model = small_model()
+    assert trainable(model, "full") == [name for name, _ in model.named_parameters()]
+
+
 def test_an_editor_without_siglip_has_no_visual_connector_to_train() -> None:
     model = small_model(visual=False)
     assert {name.split(".")[0] for name in trainable(model, "joint")} == {"connector", "transformer"}

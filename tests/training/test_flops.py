@@ -1,5 +1,3 @@
-from typing import Literal
-
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
@@ -9,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from editfoundry.models.editor.connector import Connector
 from editfoundry.models.editor.model import EditorModel
+from editfoundry.models.editor.stages import Stage
 from editfoundry.training.flops import Flops, Lengths, peak_flops
 from editfoundry.training.parameters import prepare_parameters
 
@@ -23,10 +22,12 @@ CPU = torch.device("cpu")
         ("joint", None, True, 1, True),
         ("joint", None, True, 0, False),
         ("joint", {"rank": 3}, True, 2, True),
+        ("full", None, True, 1, True),
+        ("full", None, False, 0, False),
     ],
 )
 def test_counts_are_those_of_pytorchs_counter(
-    stage: Literal["connector", "joint"],
+    stage: Stage,
     lora: dict[str, int] | None,
     visual: bool,
     references: int,

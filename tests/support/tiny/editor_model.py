@@ -1,6 +1,6 @@
 """The smallest EditorModel, with random weights and inputs for it, without any of the encoders before it."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from diffusers import FluxTransformer2DModel
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from editfoundry.models.editor.connector import Connector
 from editfoundry.models.editor.model import EditorModel
+from editfoundry.models.editor.stages import Stage
 from editfoundry.models.editor.types import Condition
 from editfoundry.training.config import TrainConfig
 
@@ -48,7 +49,7 @@ def tiny_inputs(*, visual: bool = True, references: int = 0, seed: int = 0) -> t
     return draw(2, 4, 4, 6), torch.tensor([0.2, 0.9]), condition, 1.0
 
 
-def tiny_config(stage: Literal["connector", "joint"], **values: Any) -> TrainConfig:
+def tiny_config(stage: Stage, **values: Any) -> TrainConfig:
     """The configuration of a stage, with nothing in it that a model alone needs."""
     data = {"datasets": [{"path": "nowhere"}]}
     needed = {"name": "tiny", "model": "nowhere", "steps": 1, "global_batch": 2, "micro_batch": 2, "data": data}
