@@ -7,6 +7,7 @@ from editfoundry.core.errors import UsageError
 from editfoundry.training.metrics import Row, TrainRow, ValidationRow, numbers, read_metrics
 
 MOST_POINTS = 240
+MOST_PROBLEMS = 20
 
 
 class Curve:
@@ -46,6 +47,7 @@ class Curves:
         self.last_train: TrainRow | None = None
         self.last_validation: ValidationRow | None = None
         self.grids: list[int] = []
+        self.problems: list[str] = []  # the first ones
         self.samples = self.tokens = self.skipped_samples = self.skipped_steps = self.peak_memory = 0
         self.seconds = self.validation_seconds = 0.0
         for row in read_metrics(run):
@@ -68,6 +70,7 @@ class Curves:
             self.samples += row.samples
             self.tokens += row.tokens
             self.skipped_samples += row.skipped_samples
+            self.problems += row.problems[: MOST_PROBLEMS - len(self.problems)]
             self.skipped_steps += row.skipped_step
             self.seconds += row.seconds
             self.peak_memory = max(self.peak_memory, row.peak_memory_bytes or 0)

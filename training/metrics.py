@@ -15,11 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from editfoundry.core.errors import EditFoundryError, UsageError
 from editfoundry.core.hashing import canonical_json
 from editfoundry.core.images import decode
+from editfoundry.training.rundir import METRICS
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-FILE = "metrics.jsonl"
 TRACKERS = "trackers"
 Number = Annotated[float, Field(allow_inf_nan=False)]
 
@@ -34,7 +34,8 @@ class TrainRow(_Row):
     """One optimiser step, over all ranks.
 
     loss: weighted squared error per image token; null where it was not finite. loss_by_sigma: by bin, `0.0-0.2`.
-    mean_weight: of the edit mask. samples, tokens: of this step. data_wait: share of `seconds` spent waiting for data.
+    mean_weight: of the edit mask. samples: those that counted. tokens: text, visual and image ones, of every sample.
+    data_wait: share of `seconds` spent waiting for data. problems: what was wrong with the samples that were left out.
     flops: analytic, of this step. mfu: of the GPUs' peak, null where that is unknown.
     """
 
@@ -50,6 +51,7 @@ class TrainRow(_Row):
     samples: int
     tokens: int
     skipped_samples: int = 0
+    problems: list[str] = []
     skipped_step: bool = False
     seconds: Number
     data_wait: Number
@@ -112,7 +114,7 @@ class Metrics:
         if not self._accelerator.is_main_process:
             return
         plain = {**_finite(row), "step": step}
-        with (self.run / FILE).open("ab") as file:
+        with (self.run / METRICS).open("ab") as file:
             file.write(canonical_json(plain).encode() + b"\n")
         if not self._accelerator.trackers:
             self._open(step)
@@ -123,7 +125,7 @@ class Metrics:
 
     def truncate(self, step: int) -> None:
         """Drop the rows after `step`, and the half of a line that a killed run left. Reads only what it drops."""
-        file = self.run / FILE
+        file = self.run / METRICS
         if not self._accelerator.is_main_process or not file.is_file() or not file.stat().st_size:
             return
         with file.open("r+b") as opened:
@@ -166,9 +168,11 @@ def read_metrics(run: Path) -> Iterator[Row]:
 
     Raises UsageError when the run has no metrics, EditFoundryError naming a damaged line.
     """
-    file = run / FILE
+    file = run / METRICS
     if not file.is_file():
-        raise UsageError(f"{run}: has no {FILE}; is it the folder of a training run, and has a first step been made?")
+        raise UsageError(
+            f"{run}: has no {METRICS}; is it the folder of a training run, and has a first step been made?"
+        )
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.endswith(b"\n"):

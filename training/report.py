@@ -109,6 +109,8 @@ def _context(run: Path, config: Mapping[str, Any], curves: Curves) -> dict[str, 
         "course": list(_course(curves)),
         "curves_note": _curves_note(curves),
         "totals": list(_totals(curves)),
+        "problems": curves.problems,
+        "skipped_samples": curves.skipped_samples,
         "settings": list(_settings(config)),
         "images": thumbnails.images,
     }
@@ -144,7 +146,7 @@ def _headline(curves: Curves) -> Iterator[tuple[str, str, str]]:
             note = _against(validation.edited_area_error, validation.identity_area_error)
             yield "Error in the edited area", _short(validation.edited_area_error), note
     if train:
-        yield "Samples a second", _short(train.samples_per_s), f"{train.tokens_per_s:,.0f} image tokens"
+        yield "Samples a second", _short(train.samples_per_s), f"{train.tokens_per_s:,.0f} tokens"
         waited = curves.train["data_wait"].points
         share = sum(value for _, value in waited) / len(waited)
         yield "Waiting for data", f"{share:.1%}", "of a step's time, on average"
@@ -282,7 +284,7 @@ def _stories_note(grids: list[int], times: list[int], samples: int) -> str:
 def _totals(curves: Curves) -> Iterator[tuple[str, str]]:
     validation = curves.last_validation
     yield "Samples trained on", f"{curves.samples:,}"
-    yield "Image tokens trained on", f"{curves.tokens:,}"
+    yield "Tokens trained on", f"{curves.tokens:,}"
     yield "Epochs", _short(curves.last_train.epoch) if curves.last_train else "0"
     yield "Time in training steps", _duration(curves.seconds)
     yield "Time in validations", _duration(curves.validation_seconds)

@@ -12,7 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from editfoundry.core.errors import EditFoundryError, UsageError
 from editfoundry.core.images import encode_jpeg
-from editfoundry.training.metrics import FILE, Metrics, TrainRow, ValidationRow, numbers, read_metrics
+from editfoundry.training.metrics import Metrics, TrainRow, ValidationRow, numbers, read_metrics
+from editfoundry.training.rundir import METRICS
 
 TRAIN = {
     "kind": "train",
@@ -26,6 +27,7 @@ TRAIN = {
     "samples": 8,
     "tokens": 128,
     "skipped_samples": 0,
+    "problems": [],
     "skipped_step": False,
     "seconds": 0.5,
     "data_wait": 0.25,
@@ -85,7 +87,7 @@ def test_a_line_is_canonical_json_and_what_is_not_finite_is_null(tmp_path: Path)
             "skipped_step": True,
         },
     )
-    line = (tmp_path / FILE).read_text()
+    line = (tmp_path / METRICS).read_text()
     row = json.loads(line)
     assert line == json.dumps(row, sort_keys=True, separators=(",", ":")) + "\n"
     assert (row["loss"], row["grad_norm"], row["loss_by_sigma"], row["skipped_step"]) == (
@@ -100,34 +102,34 @@ def test_a_resumed_run_drops_later_rows_and_the_torn_line(tmp_path: Path) -> Non
     metrics = opened(tmp_path)
     for step in range(1, 6):
         metrics.log(step, TRAIN)
-    kept = b"".join((tmp_path / FILE).read_bytes().splitlines(keepends=True)[:3])
-    with (tmp_path / FILE).open("ab") as file:
+    kept = b"".join((tmp_path / METRICS).read_bytes().splitlines(keepends=True)[:3])
+    with (tmp_path / METRICS).open("ab") as file:
         file.write(b'{"kind":"train","st')
     assert [row.step for row in read_metrics(tmp_path)] == [1, 2, 3, 4, 5]
     metrics.truncate(3)
-    assert (tmp_path / FILE).read_bytes() == kept
+    assert (tmp_path / METRICS).read_bytes() == kept
     metrics.log(4, TRAIN)
     assert [row.step for row in read_metrics(tmp_path)] == [1, 2, 3, 4]
 
 
 def test_a_resumed_run_reads_only_the_rows_it_drops(tmp_path: Path) -> None:
     metrics = opened(tmp_path)
-    (tmp_path / FILE).write_bytes(b"not a row\n" * 1000)
+    (tmp_path / METRICS).write_bytes(b"not a row\n" * 1000)
     metrics.log(3, TRAIN)
-    kept = (tmp_path / FILE).read_bytes()
+    kept = (tmp_path / METRICS).read_bytes()
     metrics.log(4, TRAIN)
     metrics.truncate(3)
-    assert (tmp_path / FILE).read_bytes() == kept
+    assert (tmp_path / METRICS).read_bytes() == kept
     with pytest.raises(EditFoundryError, match=r"metrics\.jsonl: the line at byte 9990 is damaged \(Invalid JSON"):
         metrics.truncate(2)
-    assert (tmp_path / FILE).read_bytes() == kept
+    assert (tmp_path / METRICS).read_bytes() == kept
 
 
 def test_a_run_whose_rows_are_all_later_keeps_none(tmp_path: Path) -> None:
     metrics = opened(tmp_path)
     metrics.log(1, TRAIN)
     metrics.truncate(0)
-    assert (tmp_path / FILE).read_bytes() == b""
+    assert (tmp_path / METRICS).read_bytes() == b""
     metrics.truncate(0)
 
 
@@ -148,9 +150,9 @@ def test_truncating_a_run_without_metrics_does_nothing(tmp_path: Path) -> None:
 )
 def test_a_damaged_line_is_named(tmp_path: Path, line: str, told: str) -> None:
     opened(tmp_path).log(1, TRAIN)
-    with (tmp_path / FILE).open("ab") as file:
+    with (tmp_path / METRICS).open("ab") as file:
         file.write(line.encode("latin-1") + b"\n")
-    with pytest.raises(EditFoundryError, match=rf"{FILE}: {told}.*delete that line"):
+    with pytest.raises(EditFoundryError, match=rf"{METRICS}: {told}.*delete that line"):
         list(read_metrics(tmp_path))
 
 
@@ -212,10 +214,10 @@ class Elsewhere(Accelerator):  # type: ignore[misc]
 
 def test_only_the_first_rank_writes(tmp_path: Path) -> None:
     opened(tmp_path).log(1, TRAIN)
-    written = (tmp_path / FILE).read_bytes()
+    written = (tmp_path / METRICS).read_bytes()
     other = Elsewhere(cpu=True, log_with=["tensorboard"], project_dir=tmp_path / "trackers")
     metrics = Metrics(tmp_path, other, ["tensorboard"])
     metrics.log(2, TRAIN)
     metrics.truncate(0)
-    assert (tmp_path / FILE).read_bytes() == written
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert (tmp_path / METRICS).read_bytes() == written
+    assert [path.name for path in tmp_path.iterdir()] == [METRICS]

@@ -129,6 +129,14 @@ def test_samples_that_a_validation_did_not_generate_are_left_out(tmp_path: Path)
     assert write_report(run).read_text().count('class="compare"') == 3 + 2 + 3
 
 
+def test_samples_left_out_are_explained(tmp_path: Path) -> None:
+    rows = [train_row(step, skipped_samples=8, problems=[f"shard <{step}>: torn"] * 8) for step in range(1, 5)]
+    page = write_report(write_run(tmp_path / "run", rows)).read_text()
+    assert page.count("<li>shard &lt;") == 20
+    assert "<li>shard &lt;1&gt;: torn</li>" in page
+    assert "The first 20 of 32." in page and "Samples left out as unusable 32" in text_of(page)
+
+
 @pytest.mark.parametrize("index", [{"miniature": True}, {"miniature": False}, None])
 def test_a_miniature_is_called_one(tmp_path: Path, index: dict[str, bool] | None) -> None:
     model = tmp_path / "model"
