@@ -137,8 +137,9 @@ class TrainConfig(Config):
     """One stage of training.
 
     model: the folder that `init-editor` or `export` made. stage: `connector` trains the connector alone; `joint` both
-    connectors and FLUX's image branch, `full` all of connectors and FLUX. global_batch: samples per optimiser step, over
-    all ranks and accumulation steps; micro_batch: samples of one forward pass on one rank. precision: of the forward pass; trained weights stay float32.
+    connectors and FLUX's image branch; `full` all of connectors and FLUX. global_batch: samples per optimiser step,
+    over all ranks and accumulation steps. micro_batch: samples of one forward pass on one rank. precision: of the
+    forward pass; trained weights stay float32.
     frozen: how frozen weights are stored. nonfinite: what to do at a loss or gradient that is not finite.
     trackers: of accelerate (`tensorboard`, `trackio`, `wandb`).
     """

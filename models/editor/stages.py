@@ -26,8 +26,8 @@ The norms of queries and keys are left out: a low rank means nothing for a vecto
 def trainable(model: EditorModel, stage: Stage) -> list[str]:
     """Names of the parameters that a stage trains, in the model's order.
 
-    `connector`: the connector. `joint`: both connectors and the image branch of all of FLUX's blocks. `full`: everything,
-    for a transformer that was not trained before.
+    `connector`: the connector. `joint`: both connectors and the image branch of all of FLUX's blocks. `full`:
+    everything, for a transformer that was not trained before.
     """
     names = [name for name, _ in model.named_parameters()]
     if stage == "full":

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from tiny.editor_model import tiny_inputs, tiny_model
+from tiny.trained_model import tiny_inputs, tiny_model
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

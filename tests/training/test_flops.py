@@ -1,7 +1,7 @@
 import pytest
 import torch
 from diffusers import FluxTransformer2DModel
-from tiny.editor_model import tiny_config, tiny_inputs, tiny_model
+from tiny.trained_model import tiny_config, tiny_inputs, tiny_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel
 from tiny.editor import tiny_editor
-from tiny.editor_model import tiny_config, tiny_inputs, tiny_model
+from tiny.trained_model import tiny_config, tiny_inputs, tiny_model
 from torch import Tensor, nn
 
 from editfoundry.models.editor import stages
