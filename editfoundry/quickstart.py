@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +19,7 @@ from rich.table import Table
 
 from editfoundry.core.config import load_config
 from editfoundry.core.errors import EditFoundryError
-from editfoundry.core.hashing import canonical_json
+from editfoundry.core.hashing import canonical_json, sha256_file
 from editfoundry.models.cli import PullProgress
 from editfoundry.models.store import Store
 from editfoundry.photographs import Fetched, fetch
@@ -39,9 +40,10 @@ def quickstart(
                                                 help="Worker processes; two, if there are as many cores.")] = None,
     overrides: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE",
                                                         help="Override a setting; repeatable.")] = None,
+    data_only: Annotated[bool, typer.Option("--data-only", help="Leave out training a miniature on it.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
 ) -> None:
-    """Build a small edit dataset from real photographs, with its report and statistics."""
+    """Build a small edit dataset from real photographs, and train a miniature editor on it; with their reports."""
     from editfoundry.data_engine.config import RunConfig
     from editfoundry.data_engine.report import write_report
     from editfoundry.data_engine.rundir import RunDir
@@ -64,10 +66,25 @@ def quickstart(
         "workers": commits_by_worker(RunDir.existing(output)),
         "stats": numbers.model_dump(mode="json"),
     }
+    if not data_only:
+        with timed() as seconds:
+            trained = second_act(dataset, output)
+        summary["editor"] = trained and {**trained, "seconds": round(seconds[0], 1)}
     if as_json:
         typer.echo(canonical_json(summary))
     else:
         _show(output, summary)
+
+
+def second_act(dataset: Path, output: Path) -> dict[str, Any] | None:
+    """Train the miniature on the dataset, beside the run's folder; None, and said on stderr, without diffusers."""
+    if find_spec("diffusers") is None:
+        stderr.print("left out: training needs more packages; pip install 'editfoundry[train]'", soft_wrap=True)
+        return None
+    from editfoundry.training.demonstration import demonstrate
+
+    digest = sha256_file(dataset / "manifest.json")[:8]  # another dataset is another training
+    return demonstrate(dataset, output.with_name(f"{output.name}-editor") / digest)
 
 
 def materials() -> Fetched:
@@ -156,6 +173,14 @@ def _show(output: Path, summary: dict[str, Any]) -> None:
         "shards committed": f"{workers}; the worker changed {summary['workers']['changes']} times",
     }.items():
         table.add_row(name, value)
+    if editor := summary.get("editor"):
+        before, after = editor["loss"]
+        table.add_row("", "")
+        table.add_row("miniature editor", f"random weights, {editor['steps']} steps in {editor['seconds']} s; validation loss "
+                      f"{before:.3f} to {after:.3f}, that of giving the picture back {editor['identity_loss']:.3f}")
+        table.add_row("its report", editor["report"])
+        table.add_row("edit with it", f"editfoundry train export {editor['run']} MODEL, then editfoundry edit PICTURE "
+                      "INSTRUCTION --model MODEL -o OUT; it edits nothing well")
     console.print(table)
 
 

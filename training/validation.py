@@ -24,10 +24,9 @@ from editfoundry.data_engine.ledger import replace_file
 from editfoundry.models.editor import latents
 from editfoundry.models.editor.encoders import Encoders
 from editfoundry.models.editor.pipeline import EditorPipeline
-from editfoundry.models.editor.prompt import EditorProcessor
+from editfoundry.models.editor.prompt import EditorProcessor, pictures
 from editfoundry.models.editor.sampling import generate
 from editfoundry.models.editor.types import Condition
-from editfoundry.models.protocols import Image
 from editfoundry.training import flow
 from editfoundry.training.config import Dropout, TrainConfig
 from editfoundry.training.data.batch import MicroBatch, Pictures
@@ -170,7 +169,7 @@ class Validator:
             pixels = latents.decode(self.pipeline.vae, made)
             if group is None:
                 continue
-            replace_file(folder / f"{group.first}.jpg", encode_jpeg(to_picture(pixels[0])))
+            replace_file(folder / f"{group.first}.jpg", encode_jpeg(pictures(pixels)[0]))
             content = batch.content
             assert isinstance(content, Pictures) and content.references is not None
             area = edited_area(batch.weight[0], pixels.shape[-2:], batch.noise.shape[-2:])
@@ -192,7 +191,7 @@ class Validator:
             names = {}
             for name, pixels in (("source", content.references[0, 0]), ("target", content.target[0])):
                 names[name] = f"samples/{group.first}-{name}.jpg"
-                replace_file(self.folder / names[name], encode_jpeg(to_picture(pixels)))
+                replace_file(self.folder / names[name], encode_jpeg(pictures(pixels[None])[0]))
             example = read_example(self.index, group.rows[0], self.history)
             entries.append(
                 {
@@ -293,10 +292,3 @@ def edited_area(weight: Tensor, pixels: Sequence[int], latent: Sequence[int]) ->
         return None
     tokens = (weight > weight.min()).view(1, 1, latent[0] // 2, latent[1] // 2).float()
     return torch.nn.functional.interpolate(tokens, size=tuple(pixels), mode="nearest")[0, 0] > 0
-
-
-def to_picture(pixels: Tensor) -> Image:
-    """Float [3, H, W] in [-1, 1] as uint8 [H, W, 3]."""
-    levels = ((pixels.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-    picture: Image = levels.permute(1, 2, 0).cpu().numpy()
-    return picture
