@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -70,6 +71,7 @@ class Checkpoints:
             weights[AVERAGE] = engine.gather(ema.state())
         about = {**state, "format": FORMAT, "optimiser": engine.optimiser_format, "ranks": self.ranks}
         part = {"optimiser": engine.optimiser_state(), "random": random_state()}
+        self._pending = final
         self._writer = threading.Thread(
             target=self._guarded, args=(lambda: self._write(final, about, weights, part),), daemon=True
         )
@@ -84,9 +86,8 @@ class Checkpoints:
             failure, self._failure = self._failure, None
             held = self._newest()
             raise CheckpointError(
-                f"{self.folder}: a checkpoint could not be written: {failure}; "
-                f"the newest that is whole is {held.name if held else 'none'}: make room or mend the disk and repeat "
-                "the command to go on from it"
+                f"{self._pending} could not be written: {_reason(failure)}; the newest that is whole is "
+                f"{held.name if held else 'none'}: mend the disk or make room, and repeat the command to go on from it"
             ) from failure
 
     def latest(self) -> Path | None:
@@ -104,7 +105,7 @@ class Checkpoints:
         """
         verify(path, self.rank, self.ranks)
         state = read_state(path)
-        check_ranks(path, state, engine)
+        check_optimiser(path, state, engine)
         with _naming(path / TRAINED), safe_open(path / TRAINED, "pt") as file:
             engine.load_trained(Tensors(file))
         if ema is not None:
@@ -234,7 +235,7 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
-def check_ranks(path: Path, state: Mapping[str, Any], engine: Engine) -> None:
+def check_optimiser(path: Path, state: Mapping[str, Any], engine: Engine) -> None:
     """Raises UsageError when the optimiser's state cannot be used by this engine."""
     if state["optimiser"] != engine.optimiser_format:
         raise UsageError(
@@ -259,9 +260,21 @@ def set_random_state(states: Mapping[str, Tensor]) -> None:
 
 
 def _read_part(path: Path) -> dict[str, Any]:
-    with _naming(path):
+    try:
         part: dict[str, Any] = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except (UnpicklingError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{path}: holds something else than tensors and numbers, and is not read") from error
     return part
+
+
+def _reason(failure: BaseException) -> str:
+    """What the system said, which torch reports as the context of an error of its own."""
+    error: BaseException | None = failure
+    while error is not None:
+        if isinstance(error, OSError):
+            return str(error)
+        error = error.__context__
+    return str(failure)
 
 
 @contextmanager
