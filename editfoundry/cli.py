@@ -15,7 +15,7 @@ from editfoundry.core.errors import EditFoundryError
 from editfoundry.core.failures import report_failure
 
 AREAS = {
-    "quickstart": ("editfoundry.quickstart", "Build a small edit dataset from photographs, and train a miniature on it."),
+    "quickstart": ("editfoundry.quickstart", "Build a small edit dataset, and train a miniature editor on it."),
     "data": ("editfoundry.data_engine.cli", "Build, check, export and report edit datasets."),
     "train": ("editfoundry.training.cli", "Make an editor, train it, report on the run, and export the result."),
     "models": ("editfoundry.models.cli", "List, pull and locate model weights."),

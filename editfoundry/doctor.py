@@ -31,7 +31,8 @@ from editfoundry.photographs import photographs_home, read_lock
 
 IMPORT_SECONDS = 120
 EXTRAS = {"full": "the full-size models", "train": "training the editor", "eval": "evaluation",
-          "rate": "the rating page", "ray": "running on a Ray cluster", "dev": "tests and checks", "docs": "these documents as a site",
+          "rate": "the rating page", "ray": "running on a Ray cluster", "dev": "tests and checks",
+          "docs": "these documents as a site",
           "quantised": "renderers and optimisers in 8 or 4 bits, on a GPU", "sam2": "the original SAM 2 package",
           "yolo": "exporting YOLO-World (AGPL-3.0)"}
 PROGRAMS = {"chromium": "the tests that look at pages in a browser",

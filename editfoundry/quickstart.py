@@ -176,8 +176,9 @@ def _show(output: Path, summary: dict[str, Any]) -> None:
     if editor := summary.get("editor"):
         before, after = editor["loss"]
         table.add_row("", "")
-        table.add_row("miniature editor", f"random weights, {editor['steps']} steps in {editor['seconds']} s; validation loss "
-                      f"{before:.3f} to {after:.3f}, that of giving the picture back {editor['identity_loss']:.3f}")
+        table.add_row("miniature editor", f"random weights, {editor['steps']} steps in {editor['seconds']} s")
+        table.add_row("its loss", f"{before:.3f} to {after:.3f} in validation; giving the picture back has "
+                                  f"{editor['identity_loss']:.3f}")
         table.add_row("its report", editor["report"])
         table.add_row("edit with it", f"editfoundry train export {editor['run']} MODEL, then editfoundry edit PICTURE "
                       "INSTRUCTION --model MODEL -o OUT; it edits nothing well")

@@ -35,9 +35,9 @@ environment() {
         rm -f "$stamp.part"
         .venv/bin/pip install --quiet --no-deps --no-compile "${@/#/--requirement=}"
         .venv/bin/pip install --quiet --no-deps --no-build-isolation --editable .
-        # the runtime lock is a part of every other: note both, so that either script finds its own
+        # what quickstart.sh needs is a part of what test.sh needs: note both, so that either finds its own
         cat "$@" pyproject.toml | sha256sum >> "$stamp.part"
-        cat requirements.lock pyproject.toml | sha256sum >> "$stamp.part"
+        cat requirements.lock requirements-full.lock pyproject.toml | sha256sum >> "$stamp.part"
         mv "$stamp.part" "$stamp"
     fi
     PATH=$PWD/.venv/bin:$PATH
