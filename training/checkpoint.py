@@ -118,13 +118,6 @@ class Checkpoints:
             set_random_state(parts[self.rank]["random"])
         return state
 
-    def check(self, state: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-        """Raises UsageError naming the settings that a checkpoint was trained with and `config` has otherwise."""
-        if changed := differing(state["config"], config):
-            raise UsageError(
-                f"{self.folder}: written with other settings ({', '.join(changed)}); restore them, or start a new run"
-            )
-
     def _newest(self) -> Path | None:
         found = complete(self.folder)
         return found[-1] if found else None
@@ -228,11 +221,23 @@ def verify(path: Path, rank: int = 0, ranks: int = 1) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """What the trainer saved with a checkpoint. Raises CheckpointError for a format of another version."""
-    state: dict[str, Any] = json.loads((path / STATE).read_text("utf-8"))
-    if state["format"] != FORMAT:
-        raise CheckpointError(f"{path}: written by another version (format {state['format']}, not {FORMAT})")
+    """What the trainer saved with a checkpoint. Raises CheckpointError when it is damaged or of another version."""
+    try:
+        state: dict[str, Any] = json.loads((path / STATE).read_text("utf-8"))
+        version = state["format"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path / STATE}: damaged ({error}); {_REMEDY}") from error
+    if version != FORMAT:
+        raise CheckpointError(f"{path}: written by another version (format {version}, not {FORMAT})")
     return state
+
+
+def check_settings(path: Path, config: Mapping[str, Any]) -> None:
+    """Raises UsageError naming the settings that a checkpoint was written with and `config` has otherwise."""
+    if changed := differing(read_state(path)["config"], config):
+        raise UsageError(
+            f"{path}: written with other settings ({', '.join(changed)}); restore them, or start a new run"
+        )
 
 
 def check_optimiser(path: Path, state: Mapping[str, Any], engine: Engine) -> None:

@@ -28,7 +28,7 @@ from editfoundry.models.editor.pipeline import EditorPipeline, load_editor
 from editfoundry.models.editor.prompt import EditorProcessor
 from editfoundry.models.editor.types import Condition
 from editfoundry.training import flow
-from editfoundry.training.checkpoint import Checkpoints
+from editfoundry.training.checkpoint import Checkpoints, check_settings
 from editfoundry.training.config import TrainConfig
 from editfoundry.training.data.batch import Features, MicroBatch
 from editfoundry.training.data.buckets import Buckets
@@ -129,7 +129,7 @@ class Trainer:
             advance(self.step)
             if self.validator and self.step == 0:
                 self.validate(self.validator)
-            batches = self._batches()
+            batches = self.batches()
             while self.step < self.config.steps:
                 started = time.perf_counter()
                 micro_batches = [next(batches) for _ in range(self.accumulation)]
@@ -201,7 +201,7 @@ class Trainer:
         reduced = precision(self.config, self.accelerator.device) == torch.bfloat16
         return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=reduced)
 
-    def _batches(self) -> Iterator[MicroBatch]:
+    def batches(self) -> Iterator[MicroBatch]:
         """This rank's micro-batches from the current step on, on its device."""
         config, accelerator, vae = self.config, self.accelerator, self.pipeline.vae
         data, kontext = config.data, self.pipeline.config.reference_latents == "kontext"
@@ -316,6 +316,7 @@ class Trainer:
         newest = self.checkpoints.latest()
         if newest is None:
             return 0
+        check_settings(newest, self.config.model_dump(mode="json"))
         state = self.checkpoints.load(newest, self.engine, self.ema)
         if state["index"] != self.index.digest:
             raise UsageError(

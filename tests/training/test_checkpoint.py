@@ -19,7 +19,7 @@ from torch import nn
 from editfoundry.core.errors import UsageError
 from editfoundry.core.hashing import sha256_file
 from editfoundry.training import checkpoint
-from editfoundry.training.checkpoint import CheckpointError, Checkpoints, complete, verify
+from editfoundry.training.checkpoint import CheckpointError, Checkpoints, check_settings, complete, verify
 from editfoundry.training.config import Optimiser
 from editfoundry.training.ema import Ema
 from editfoundry.training.sharding import Engine, build_engine
@@ -231,12 +231,15 @@ def test_another_model_or_format_is_refused(tmp_path: Path, accelerator: Acceler
         checkpoint.check_optimiser(newest, {"optimiser": "zero2 on 4 ranks"}, engine)
 
 
-def test_other_settings_are_named(tmp_path: Path) -> None:
+def test_other_settings_are_named(tmp_path: Path, engine: Engine) -> None:
+    config = {"seed": 1, "steps": 10, "data": {"size": 512, "workers": 1}}
     checkpoints = Checkpoints(tmp_path, 2, 0, 1)
-    state = {"config": {"seed": 1, "steps": 10, "data": {"size": 512, "workers": 1}}}
-    checkpoints.check(state, {"seed": 1, "steps": 20, "data": {"size": 512, "workers": 8}})
-    with pytest.raises(UsageError, match=r"data.size: was 512, is 256, seed: was 1, is 2"):
-        checkpoints.check(state, {"seed": 2, "steps": 10, "data": {"size": 256, "workers": 1}})
+    checkpoints.save(1, {"step": 1, "config": config}, engine, None)
+    checkpoints.wait()
+    newest = tmp_path / "checkpoints" / "step-00000001"
+    check_settings(newest, {"seed": 1, "steps": 20, "data": {"size": 512, "workers": 8}})
+    with pytest.raises(UsageError, match=r"step-00000001: .*data.size: was 512, is 256, seed: was 1, is 2"):
+        check_settings(newest, {"seed": 2, "steps": 10, "data": {"size": 256, "workers": 1}})
 
 
 @pytest.mark.parametrize("limit", [100, 2000, 100_000])

@@ -77,9 +77,9 @@ def test_states_of_other_parameters_or_with_gaps_are_refused() -> None:
 
 def test_a_piece_is_cut_with_padding() -> None:
     piece = Piece(torch.empty(8), SHAPE, 16)
-    assert piece.count == 5
+    assert piece.size == 5
     assert piece.cut(torch.arange(21.0).reshape(SHAPE)).tolist() == [16, 17, 18, 19, 20, 0, 0, 0]
-    assert Piece(torch.empty(8), SHAPE, 24).count == 0
+    assert Piece(torch.empty(8), SHAPE, 24).size == 0
 
 
 def test_parameters_that_do_not_fit_are_named() -> None:

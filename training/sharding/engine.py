@@ -125,11 +125,11 @@ class Engine:
         check_parameters({name: piece.shape for name, piece in self.pieces.items()}, full)
         return {name: piece.cut(full[name]) for name, piece in self.pieces.items()}
 
-    @torch.no_grad()
     def load_trained(self, full: Mapping[str, Tensor]) -> None:
         """Set all trained parameters from whole tensors, the same on every rank. Raises as `local_state`."""
-        for name, tensor in self.local_state(full).items():
-            self.pieces[name].tensor.copy_(tensor)
+        with torch.no_grad():
+            for name, tensor in self.local_state(full).items():
+                self.pieces[name].tensor.copy_(tensor)
         self.publish()
 
     @property

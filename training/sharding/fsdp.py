@@ -7,7 +7,6 @@ frozen parameters together with trained ones, which their different dtypes do no
 import warnings
 from collections.abc import Sequence
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -47,7 +46,6 @@ class FsdpEngine(ShardedEngine):
         norm = nn.utils.clip_grad_norm_(self.named.values(), max_norm)
         return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
-    @torch.no_grad()
     def publish(self) -> None:
         # A forward pass without a backward one may have left whole weights behind, which would be used again.
         for module in self.model.modules():

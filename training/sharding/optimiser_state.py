@@ -61,7 +61,7 @@ def load_named(optimiser: torch.optim.Optimizer, optimised: Optimised, parts: Se
 
 
 def _whole(name: str, run: Piece, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    own = [saved for saved in runs if saved["start"] == run.start and _length(saved) in (None, run.count)]
+    own = [saved for saved in runs if saved["start"] == run.start and _length(saved) in (None, run.size)]
     whole = {
         key: host_copy(value) if isinstance(value, Tensor) else value
         for key, value in (own or runs)[0]["whole"].items()
@@ -82,7 +82,7 @@ def _split(name: str, parameter: nn.Parameter, run: Piece, runs: Sequence[Mappin
         filled = 0
         for saved in runs:
             values, first = saved["split"][key], saved["start"]
-            low, high = max(run.start, first), min(run.start + run.count, first + len(values))
+            low, high = max(run.start, first), min(run.start + run.size, first + len(values))
             if low < high:
                 local[low - run.start : high - run.start] = values[low - first : high - first]
                 filled += high - low

@@ -21,14 +21,14 @@ class Piece(NamedTuple):
     start: int
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         """Elements that are the parameter's and no padding."""
-        return max(0, min(self.tensor.numel(), self.shape.numel() - self.start))
+        return max(0, min(int(self.tensor.numel()), int(self.shape.numel()) - self.start))
 
     def cut(self, full: Tensor) -> Tensor:
         """The same run of another tensor of the whole parameter's shape, in this piece's shape; padding is zero."""
         piece = torch.zeros(self.tensor.numel(), dtype=full.dtype)
-        piece[: self.count] = full.reshape(-1)[self.start : self.start + self.count]
+        piece[: self.size] = full.reshape(-1)[self.start : self.start + self.size]
         return piece.view(self.tensor.shape)
 
 

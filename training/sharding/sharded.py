@@ -18,7 +18,7 @@ class ShardedEngine(Engine):
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, names: Sequence[str], options: Optimiser) -> None:
         super().__init__(accelerator, model, names, options)
-        own = {name: (piece.start, piece.count) for name, piece in self.pieces.items()}
+        own = {name: (piece.start, piece.size) for name, piece in self.pieces.items()}
         self.layout: list[dict[str, tuple[int, int]]] = [{} for _ in range(self.ranks)]
         dist.all_gather_object(self.layout, own)
 
@@ -28,7 +28,7 @@ class ShardedEngine(Engine):
             runs = [layout[name] for layout in self.layout]
             longest = max(count for _, count in runs)
             sent = torch.zeros(longest, device=piece.tensor.device)
-            sent[: piece.count] = local[name].reshape(-1)[: piece.count]
+            sent[: piece.size] = local[name].reshape(-1)[: piece.size]
             received = [torch.empty_like(sent) for _ in runs] if self.rank == 0 else None
             dist.gather(sent, received)
             if received:

@@ -73,7 +73,6 @@ class ZeroEngine(ShardedEngine):
         self.zero.averaged_gradients = {}
         self._forget()
 
-    @torch.no_grad()
     def publish(self) -> None:
         self.zero.update_lp_params()
 
@@ -119,7 +118,6 @@ class Zero3Engine(ZeroEngine):
         partition = parameter.ds_tensor
         return Piece(partition.detach(), torch.Size(parameter.ds_shape), self.rank * partition.numel())
 
-    @torch.no_grad()
     def publish(self) -> None:
         self.zero._partition_all_parameters()
         if kept := self.zero.persistent_parameters:
