@@ -55,8 +55,8 @@ class Loader(DataLoader[MicroBatch]):  # type: ignore[misc]
                 if "DataLoader worker" not in str(error):
                     raise
                 raise WorkerLost(
-                    f"a data worker process ended by itself ({' '.join(str(error).split())[:150]}); most often memory "
-                    "ran out: lower data.workers or data.prefetch, then run the same command to go on"
+                    f"a data worker process ended by itself ({' '.join(str(error).split())[:150]}); it may have said why "
+                    "above, else memory ran out: lower data.workers or data.prefetch, then run the same command to go on"
                 ) from error
             if isinstance(batch, EditFoundryError):
                 raise batch
