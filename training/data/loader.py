@@ -54,9 +54,10 @@ class Loader(DataLoader[MicroBatch]):  # type: ignore[misc]
             except RuntimeError as error:
                 if "DataLoader worker" not in str(error):
                     raise
+                said = " ".join(str(error).split())[:150]
                 raise WorkerLost(
-                    f"a data worker process ended by itself ({' '.join(str(error).split())[:150]}); it may have said why "
-                    "above, else memory ran out: lower data.workers or data.prefetch, then run the same command to go on"
+                    f"a data worker process ended by itself ({said}); it may have said why above, else memory ran out: "
+                    "lower data.workers or data.prefetch, then run the same command to go on"
                 ) from error
             if isinstance(batch, EditFoundryError):
                 raise batch
