@@ -26,7 +26,7 @@ from editfoundry.core.hashing import seed_for
 from editfoundry.models.checkpoint import TorchOptions, checkpoint_path
 from editfoundry.models.diffusion.runtime import from_folder
 from editfoundry.models.editor.connector import Connector
-from editfoundry.models.editor.loading import INDEX, MODELS, OTHERS, PIPELINE
+from editfoundry.models.editor.loading import INDEX, MODELS, OTHERS, PIPELINE, EditorSettings
 
 STORED: dict[str, Literal["float32", "bfloat16", "float16"]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Names of precisions in a safetensors header, and torch's."""
@@ -60,26 +60,35 @@ def init_editor(config: InitConfig, out: Path) -> Path:
     Raises UsageError when `out` exists, ModelMissing naming what is not there and how to get it, ConfigError when parts
     do not fit each other.
     """
-    if out.exists():
-        raise UsageError(f"{out}: already exists; an editor is never written over: name another folder, or delete it")
-    folders = _folders(config)
-    widths = _widths(config, folders)
-    parts = _parts(config, folders, widths)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
-    try:
+    with new_folder(out) as staging:
+        folders = _folders(config)
+        parts = _parts(config, folders, _widths(config, folders))
         console = Console(stderr=True)
         with _quiet():
             for number, (name, build) in enumerate(parts.items(), start=1):
                 console.print(f"init-editor {number}/{len(parts)}: {name}", highlight=False)
                 _save(staging, name, build())
         _save_index(staging, parts, config)
+    return out
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """Yields a folder beside `out` that becomes it at the end, or is removed when anything fails.
+
+    Raises UsageError when `out` exists.
+    """
+    if out.exists():
+        raise UsageError(f"{out}: already exists; an editor is never written over: name another folder, or delete it")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        yield staging
         staging.chmod(0o755)
         staging.rename(out)
     except BaseException:
         shutil.rmtree(staging)
         raise
-    return out
 
 
 @contextmanager
@@ -116,15 +125,14 @@ def _save_index(folder: Path, names: Collection[str], config: InitConfig) -> Non
     """Write `model_index.json` as `EditorPipeline.save_pretrained` does, which would need all parts at once."""
     import diffusers
 
-    index = {
-        "_class_name": PIPELINE,
-        "_diffusers_version": diffusers.__version__,
-        **{name: kind if name in names else (None, None) for name, kind in (MODELS | OTHERS).items()},
-        "vlm_pixels": config.vlm_pixels,
-        "max_text_tokens": config.max_text_tokens,
-        "reference_latents": config.reference_latents,
-        "miniature": False,
-    }
+    settings = EditorSettings(
+        vlm_pixels=config.vlm_pixels,
+        max_text_tokens=config.max_text_tokens,
+        reference_latents=config.reference_latents,
+    )
+    kinds = {name: kind if name in names else (None, None) for name, kind in (MODELS | OTHERS).items()}
+    versions = {"_class_name": PIPELINE, "_diffusers_version": diffusers.__version__}
+    index = {**versions, **kinds, **settings.model_dump()}
     (folder / INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -193,13 +201,13 @@ def _parts(config: InitConfig, folders: Mapping[str, Path], widths: _Widths) -> 
     from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxTransformer2DModel
     from transformers import Qwen2_5_VLModel, Qwen2_5_VLProcessor, SiglipImageProcessor, SiglipVisionModel
 
-    vlm, flux, siglip = folders["vlm"], folders["flux"], folders.get("siglip")
-    visual = {
+    vlm, flux, siglip = folders["vlm"], folders["flux"], folders.get("siglip", Path())
+    visual: dict[str, Callable[[], Any]] = {
         "visual_connector": lambda: _visual_connector(config, folders, widths),
         "visual_processor": lambda: _unweighted(SiglipImageProcessor, siglip),
         "visual_encoder": lambda: released(SiglipVisionModel, siglip),
     }
-    return (visual if siglip else {}) | {
+    return (visual if config.visual else {}) | {
         "connector": lambda: _connector(config, flux, widths),
         "scheduler": lambda: _unweighted(FlowMatchEulerDiscreteScheduler, flux / "scheduler"),
         "processor": lambda: _unweighted(Qwen2_5_VLProcessor, vlm),
