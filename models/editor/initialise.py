@@ -250,7 +250,7 @@ def _connector(config: InitConfig, flux: Path, widths: _Widths) -> Connector:
     encoder = released(CLIPTextModel, flux / "text_encoder").float()
     empty = tokenizer("", padding="max_length", max_length=tokenizer.model_max_length, return_tensors="pt")
     with drawn(config.seed, "connector"):
-        connector = Connector(widths.vlm, config.hidden_features, widths.text, pooled_features=widths.pooled)
+        connector: Connector = Connector(widths.vlm, config.hidden_features, widths.text, pooled_features=widths.pooled)
     with torch.inference_mode():
         connector.pooled_projection.copy_(encoder(empty.input_ids).pooler_output[0])
     return connector
@@ -259,7 +259,7 @@ def _connector(config: InitConfig, flux: Path, widths: _Widths) -> Connector:
 def _visual_connector(config: InitConfig, folders: Mapping[str, Path], widths: _Widths) -> Connector:
     """Redux's projection of SigLIP states to text, or random. Raises ConfigError when their shapes differ."""
     with drawn(config.seed, "visual_connector"):
-        connector = Connector(widths.visual, config.hidden_features, widths.text)
+        connector: Connector = Connector(widths.visual, config.hidden_features, widths.text)
     if "redux" not in folders:
         return connector
     from diffusers.pipelines.flux.modeling_flux import ReduxImageEncoder

@@ -124,7 +124,7 @@ def drawn_pictures(count: int, seed: int) -> Tensor:
 
 
 def miniature_parts(size: Size, *, seed: int, visual: bool) -> dict[str, Any]:
-    """The components of an `EditorPipeline`, float32, in evaluation mode; the same weights for the same arguments."""
+    """The components of an `EditorPipeline`, float32; the same weights for the same arguments."""
     processor = _processor(size)
     return {
         "vlm": _vlm(size, seed, processor.tokenizer),
@@ -233,14 +233,15 @@ def _visual_processor(size: Size) -> Any:
 
 def _connector(size: Size, seed: int) -> Connector:
     with drawn(seed, "connector"):
-        connector = Connector(size.vlm, size.hidden, size.width, pooled_features=size.pooled)
+        connector: Connector = Connector(size.vlm, size.hidden, size.width, pooled_features=size.pooled)
         connector.pooled_projection.normal_()
-    return connector.eval()
+    return connector
 
 
 def _visual_connector(size: Size, seed: int) -> Connector:
     with drawn(seed, "visual_connector"):
-        return Connector(size.visual, size.hidden, size.width).eval()
+        connector: Connector = Connector(size.visual, size.hidden, size.width)
+    return connector
 
 
 def _transformer(size: Size, seed: int) -> Any:
