@@ -1,6 +1,7 @@
 """The shard index: what its rows say, when it is built again, and what it refuses."""
 
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -305,17 +306,20 @@ print(len(index), max(peaks))
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_samples(tmp_path: Path) -> None:
-    """Memory that is not of mapped files, building index and order: six times the samples take no tenth more.
+    """Peak of memory that is not of mapped files, building index and order. The allocators are set to give back.
 
-    The 250,000 more take 20 MB in the index and 40 MB as a table.
+    400,000 samples more are 32 MB in the index and 60 MB as a table; the allocators take some 9 MB to warm up.
     """
     peaks = []
-    for count in (50_000, 300_000):
-        dataset = hollow_dataset(tmp_path / f"d{count}", [Many(count // 2), Many(count // 2, "style", "wide")], 2000)
-        arguments = [sys.executable, "-c", PEAK, str(dataset), str(tmp_path / f"i{count}")]
-        done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=120)
+    for count in (100_000, 500_000):
+        dataset = hollow_dataset(tmp_path / f"d{count}", [Many(count // 2), Many(count // 2, "style", "wide")], 5000)
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, str(dataset), str(tmp_path / f"i{count}")],
+            env={**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "1"},
+            capture_output=True, text=True, check=True, timeout=300,
+        )  # fmt: skip
         rows, peak = map(int, done.stdout.split())
         assert rows == count
         peaks.append(peak)
         shutil.rmtree(dataset)
-    assert peaks[1] < 1.1 * peaks[0], peaks
+    assert peaks[1] - peaks[0] < 16_000, peaks

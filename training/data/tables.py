@@ -170,25 +170,31 @@ def _check_counts(dataset: DatasetFiles, rows_of: dict[str, int]) -> None:
 
 def _by_shard(table: Path) -> Iterator[tuple[str, pa.Table]]:
     """Runs of rows of one shard, in stored order: at most one shard's rows and a batch are in memory."""
+    pending: list[pa.Table] = []
+    name = ""
+    for part in _batches(table):
+        runs = pc.run_end_encode(part["shard"].combine_chunks())
+        start = 0
+        for end, run in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
+            if pending and run != name:
+                yield name, pa.concat_tables(pending)
+                pending = []
+            name = str(run)
+            pending.append(part.slice(start, end - start))
+            start = end
+    if pending:
+        yield name, pa.concat_tables(pending)
+
+
+def _batches(table: Path) -> Iterator[pa.Table]:
+    """The table's rows in order. One row group at a time: a reader of the whole file keeps part of what it has read."""
     try:
-        file = pq.ParquetFile(table, pre_buffer=False)  # which would keep what it has read
+        file = pq.ParquetFile(table)
         if missing := set(SCHEMA.names) - set(file.schema_arrow.names):
             raise DamagedFile(table, f"it has no column {', '.join(sorted(missing))}")
-        pending: list[pa.Table] = []
-        name = ""
-        for batch in file.iter_batches(_BATCH, columns=SCHEMA.names):
-            part = pa.Table.from_batches([batch]).select(SCHEMA.names).cast(SCHEMA)
-            runs = pc.run_end_encode(part["shard"].combine_chunks())
-            start = 0
-            for end, run in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
-                if pending and run != name:
-                    yield name, pa.concat_tables(pending)
-                    pending = []
-                name = str(run)
-                pending.append(part.slice(start, end - start))
-                start = end
-        if pending:
-            yield name, pa.concat_tables(pending)
+        for group in range(file.num_row_groups):
+            for batch in file.iter_batches(_BATCH, row_groups=[group], columns=SCHEMA.names):
+                yield pa.Table.from_batches([batch]).select(SCHEMA.names).cast(SCHEMA)
     except (pa.ArrowException, OSError) as error:
         raise DamagedFile(table, error) from error
 
