@@ -68,10 +68,10 @@ def chosen_weights(run: Path, step: int | None, ema: bool | None) -> Path:
 def trained_parts(base: Path, config: TrainConfig) -> dict[str, Any]:
     """The components that the stage trains, as they were before, each in the precision it is stored in; else None."""
     _, present = read_index(base)
-    stages = {"connector": ["connector"], "joint": ["connector", "visual_connector", "transformer"]}
-    names = [name for name in stages[config.stage] if name in present]
+    trainable = ("connector", "visual_connector", "transformer")
+    names = [name for name in (trainable[:1] if config.stage == "connector" else trainable) if name in present]
     parts = load_parts(base, names, {name: stored_precision(base / name) for name in names} | {"default": "float32"})
-    return {name: parts[name] for name in stages["joint"]}
+    return {name: parts[name] for name in trainable}
 
 
 def load_weights(model: EditorModel, config: TrainConfig, weights: Path) -> None:

@@ -103,6 +103,13 @@ def test_trained_weights_are_written_exactly_and_the_rest_is_copied(
     assert torch.equal(pipeline.connector.up.weight, engine.named["connector.up.weight"])
 
 
+def test_a_fully_trained_editor_is_exported_whole(tmp_path: Path, base: Path, accelerator: Accelerator) -> None:
+    engine = trained_run(tmp_path / "run", base, accelerator, stage="full")
+    written = weights(export(tmp_path / "run", tmp_path / "out"), "transformer")
+    assert all(torch.equal(tensor, engine.named[f"transformer.{name}"]) for name, tensor in written.items())
+    assert len(written) == sum(name.startswith("transformer.") for name in engine.named)
+
+
 def test_the_connector_stage_leaves_the_transformer_as_it_is(
     tmp_path: Path, base: Path, accelerator: Accelerator
 ) -> None:
