@@ -54,10 +54,11 @@ class Estimate:
         return self.build / saved if saved > 0 else float("inf")
 
     def __str__(self) -> str:
+        total = self.samples * self.sample_bytes
+        build, read, fresh = (f"{seconds * 1e3:.1f} ms" for seconds in (self.build, self.read, self.fresh))
         return (
-            f"{self.samples} samples x {self.sample_bytes / 1e6:.2f} MB = "
-            f"{self.samples * self.sample_bytes / 1e9:.3g} GB; per sample {self.build * 1e3:.1f} ms to build, then {self.read * 1e3:.1f} ms instead of "
-            f"{self.fresh * 1e3:.1f} ms in every epoch: pays after {self.break_even:.1f} epochs"
+            f"{self.samples} samples x {self.sample_bytes / 1e6:.2f} MB = {total / 1e9:.3g} GB; per sample {build} to "
+            f"build, then {read} instead of {fresh} in every epoch: pays after {self.break_even:.1f} epochs"
         )
 
 
