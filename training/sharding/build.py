@@ -54,6 +54,8 @@ def engine_kind(accelerator: Accelerator) -> Kind:
         return "none"
     # accelerate says MULTI_CPU for FSDP on a CPU, and would train it unsharded.
     if kind == DistributedType.FSDP or (kind == DistributedType.MULTI_CPU and _wanted("ACCELERATE_USE_FSDP")):
+        if os.environ.get("FSDP_VERSION", "2") != "2" or _wanted("FSDP_OFFLOAD_PARAMS"):
+            raise UsageError("fsdp_config: training is built for fsdp_version 2 without fsdp_offload_params; set those")
         return "fsdp2"
     if kind == DistributedType.DEEPSPEED:
         return zero_kind(accelerator)
