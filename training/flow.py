@@ -7,7 +7,7 @@ image tokens as in FLUX's released sampler, so that training and `FlowMatchEuler
 
 import math
 
-from diffusers.training_utils import compute_density_for_timestep_sampling
+import torch
 from torch import Generator, Tensor
 
 from editfoundry.training.config import Timesteps
@@ -30,9 +30,8 @@ def shift(u: Tensor, mu: float) -> Tensor:
 
 def draw_sigma(tokens: int, options: Timesteps, generator: Generator, count: int) -> Tensor:
     """`count` noise levels for pictures of `tokens` image tokens: float32 [count], on the generator's device."""
-    u = compute_density_for_timestep_sampling(
-        "logit_normal", count, options.mean, options.std, device=generator.device, generator=generator
-    )
+    # As diffusers.training_utils does, whose import would take each worker of the loader many seconds.
+    u = torch.normal(options.mean, options.std, (count,), device=generator.device, generator=generator).sigmoid()
     return shift(u, mu(tokens, options))
 
 
