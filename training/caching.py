@@ -10,7 +10,6 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 import torch
 from accelerate import Accelerator
@@ -21,15 +20,13 @@ from editfoundry.core.failures import report_failure
 from editfoundry.core.hashing import fingerprint
 from editfoundry.core.progress import progress
 from editfoundry.models.editor.encoders import Encoders
-from editfoundry.models.editor.loading import Precision
-from editfoundry.models.editor.pipeline import load_editor
 from editfoundry.training.config import TrainConfig
 from editfoundry.training.data.buckets import Buckets
 from editfoundry.training.data.cache import WITH_TEXT, build_cache, cache_keys, claim, encoded, packed, read_entry
 from editfoundry.training.data.index import build_index
 from editfoundry.training.data.pictures import PictureReader
-from editfoundry.training.parameters import frozen_dtype
-from editfoundry.training.trainer import encoders_of, precision, processor_of
+from editfoundry.training.loading import open_editor
+from editfoundry.training.trainer import precision
 
 MEASURED = 8
 
@@ -108,12 +105,11 @@ def seconds(job: Callable[[], object]) -> float:
 def cache_features(config: TrainConfig, folder: Path, accelerator: Accelerator) -> None:
     """Build, or finish, the feature cache of a configuration's training samples; prints its estimate first.
 
-    Raises as `build_cache`, `build_index` and `load_editor`.
+    Raises as `build_cache`, `build_index` and `open_editor`.
     """
     main = accelerator.is_main_process
-    dtype = cast(Precision, str(frozen_dtype(config, accelerator.device)).removeprefix("torch."))
-    pipeline = load_editor(config.model, device=str(accelerator.device), dtype=dtype)
-    encoders, processor = encoders_of(pipeline, config), processor_of(pipeline, config)
+    pipeline = open_editor(config, accelerator.device).to(accelerator.device)
+    encoders, processor = pipeline.encoders(), pipeline.editor_processor()
     buckets = Buckets(config.data.size, config.data.aspect_ratios)
     with accelerator.main_process_first():
         index = build_index(config.data.datasets, "train", folder / ".index")

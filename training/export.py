@@ -9,7 +9,8 @@ from safetensors import safe_open
 from torch import nn
 
 from editfoundry.core.errors import UsageError
-from editfoundry.models.editor.loading import Precision, load_parts, read_index
+from editfoundry.models.editor.initialise import new_folder
+from editfoundry.models.editor.loading import Precision, change_settings, load_parts, read_index
 from editfoundry.models.editor.model import EditorModel
 from editfoundry.training.checkpoint import AVERAGE, TRAINED, CheckpointError, Tensors, complete, verify
 from editfoundry.training.config import TrainConfig
@@ -17,7 +18,6 @@ from editfoundry.training.parameters import merge_lora, prepare_parameters
 from editfoundry.training.rundir import CHECKPOINTS, saved_config
 from editfoundry.training.sharding.pieces import check_parameters
 
-STAGING = ".tmp"
 DTYPES: dict[str, Precision] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -30,23 +30,19 @@ def export(run: Path, out: Path, *, step: int | None = None, ema: bool | None = 
     Raises UsageError when `out` exists, or for a checkpoint or an average that is not there; CheckpointError for a
     damaged checkpoint or one that does not fit the editor; ModelMissing when the editor is gone.
     """
-    if out.exists():
-        raise UsageError(f"{out}: already exists; an editor is never written over: name another folder, or delete it")
     config = TrainConfig.model_validate(saved_config(run))
-    weights = chosen_weights(run, step, ema)
     base = Path(config.model).expanduser()
-    parts = trained_parts(base, config)
-    load_weights(EditorModel(**parts), config, weights)
-    staging = out.with_name(out.name + STAGING)
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
+    with new_folder(out) as staging:
+        weights = chosen_weights(run, step, ema)
+        parts = trained_parts(base, config)
+        load_weights(EditorModel(**parts), config, weights)
         written = [name for name, part in parts.items() if part is not None]
-        shutil.copytree(base, staging, ignore=lambda folder, _: written if Path(folder) == base else [])
+        others = [path for path in base.iterdir() if path.name not in written]
+        for path in others:
+            (shutil.copytree if path.is_dir() else shutil.copy2)(path, staging / path.name)
         for name in written:
             parts[name].save_pretrained(staging / name)
-        staging.rename(out)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        change_settings(staging, details=config.stage != "connector")
     return out
 
 

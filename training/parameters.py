@@ -32,20 +32,18 @@ def prepare_parameters(model: EditorModel, config: TrainConfig, device: torch.de
     `config.frozen` says (bfloat16 under `float8`: FLUX is frozen but gradients pass through it, and autograd keeps the
     weights that it computed with). Also turns on gradient checkpointing and compilation of FLUX's blocks.
 
-    Load the model with float32 connectors: what was rounded before is not found again.
+    Load what is trained in float32: what was rounded before is not found again.
     """
     trained = set(stages.trainable(model, config.stage))
     if config.lora:
         trained = {name for name in trained if name.startswith(CONNECTORS)}
     model.requires_grad_(False)
-    model.to(device)
     if config.lora:
         trained |= _add_lora(model, config.lora, config.seed)
-    named = {}
     for name, parameter in model.named_parameters():
         parameter.data = parameter.data.to(torch.float32 if name in trained else frozen_dtype(config, device))
-        if name in trained:
-            named[name] = parameter.requires_grad_()
+    model.to(device)
+    named = {name: parameter.requires_grad_() for name, parameter in model.named_parameters() if name in trained}
     if config.gradient_checkpointing:
         model.transformer.enable_gradient_checkpointing()
     if config.compile:

@@ -1,5 +1,6 @@
 """What a run is about to do: said before it starts, and all that `--dry-run` does."""
 
+from collections import Counter
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +23,9 @@ def describe(trainer: Trainer) -> dict[str, Any]:
         "visual_encoder": trainer.encoders.visual_encoder,
         "vae": pipeline.vae,
     }
+    items: Counter[int] = Counter()
+    for share in trainer.order.shares:
+        items[share.group.bucket] += share.items
     rows = summarise(modules, trainer.parameters, config, kind, ranks)
     return {
         "name": config.name,
@@ -38,7 +42,12 @@ def describe(trainer: Trainer) -> dict[str, Any]:
         "samples": len(trainer.index),
         "samples_per_epoch": trainer.order.items,
         "epochs": trainer.order.epoch(config.steps),
-        "buckets": len({share.group.bucket for share in trainer.order.shares}),
+        "buckets": len(items),
+        "thin_buckets": [
+            [*reversed(trainer.buckets.grid(bucket).shape), count]
+            for bucket, count in sorted(items.items())
+            if count < config.global_batch
+        ],
         "parameters": sum(row.parameters for row in rows),
         "trained_parameters": sum(row.trained for row in rows),
         "estimated_bytes_per_rank": sum(row.total_bytes for row in rows),
@@ -74,6 +83,11 @@ def show(trainer: Trainer, as_json: bool = False) -> None:
         f"data: {facts['samples']:,} samples in {facts['buckets']} buckets, {facts['samples_per_epoch']:,} per epoch, "
         f"{facts['epochs']:.2f} epochs"
     )
+    for width, height, count in facts["thin_buckets"]:
+        console.print(
+            f"warning: the bucket {width}x{height} has {count} samples an epoch, fewer than a global batch; its "
+            "batches repeat samples: name fewer data.aspect_ratios, or lower global_batch"
+        )
     table = Table(
         "module", *(Column(name, justify="right") for name in ("parameters", "trained")), "dtype",
         Column("memory per rank", justify="right"), box=None, padding=(0, 2, 0, 0),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,6 @@ from torch import Tensor
 from editfoundry.core.errors import EditFoundryError, UsageError
 from editfoundry.core.progress import progress
 from editfoundry.models.editor import latents
-from editfoundry.models.editor.encoders import Encoders
-from editfoundry.models.editor.pipeline import EditorPipeline, load_editor
-from editfoundry.models.editor.prompt import EditorProcessor
 from editfoundry.models.editor.types import Condition
 from editfoundry.training import flow
 from editfoundry.training.checkpoint import Checkpoints, check_settings
@@ -40,9 +38,10 @@ from editfoundry.training.data.order import Order, Positions
 from editfoundry.training.ema import Ema
 from editfoundry.training.finite import first_nonfinite
 from editfoundry.training.flops import Flops, Lengths, peak_flops
+from editfoundry.training.loading import open_editor
 from editfoundry.training.metrics import Metrics
 from editfoundry.training.optimiser import learning_rate
-from editfoundry.training.parameters import frozen_dtype, prepare_parameters, store_float8
+from editfoundry.training.parameters import prepare_parameters
 from editfoundry.training.rundir import INDEX, METRICS
 from editfoundry.training.sharding import build_engine
 from editfoundry.training.validation import Validator
@@ -85,12 +84,11 @@ class Trainer:
     def __init__(self, config: TrainConfig, run: Path, accelerator: Accelerator) -> None:
         self.config, self.run, self.accelerator = config, run, accelerator
         self.accumulation = accumulation(config, accelerator.num_processes)
-        dtype = str(frozen_dtype(config, accelerator.device)).removeprefix("torch.")
-        self.pipeline = load_editor(config.model, device=str(accelerator.device), dtype=dtype)
-        self.encoders = encoders_of(self.pipeline, config)
-        self.processor = processor_of(self.pipeline, config)
+        self.pipeline = open_editor(config, accelerator.device)
         self.model = self.pipeline.model()
         self.parameters = prepare_parameters(self.model, config, accelerator.device)
+        self.pipeline.to(accelerator.device)
+        self.encoders, self.processor = self.pipeline.encoders(), self.pipeline.editor_processor()
         with accelerator.main_process_first():
             self.index = build_index(config.data.datasets, "train", run / INDEX)
         self.buckets = Buckets(config.data.size, config.data.aspect_ratios)
@@ -184,7 +182,7 @@ class Trainer:
         sums = flow.weighted_squares(prediction, target, batch.weight)
         return sums, Lengths.of(noisy.shape, condition), condition.text_mask.sum(1)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def encode(self, batch: MicroBatch) -> tuple[Tensor, Condition]:
         """The target's scaled latents, float32 [B, C, h, w], and the condition after dropout."""
         content = batch.content
@@ -204,7 +202,7 @@ class Trainer:
     def batches(self) -> Iterator[MicroBatch]:
         """This rank's micro-batches from the current step on, on its device."""
         config, accelerator, vae = self.config, self.accelerator, self.pipeline.vae
-        data, kontext = config.data, self.pipeline.config.reference_latents == "kontext"
+        data, kontext = config.data, self.pipeline.sees_latents
         dtype = str(precision(config, accelerator.device))
         cache = open_cache(data, self.index, self.buckets, self.processor, self.encoders, kontext, dtype)
         builder = MicroBatchBuilder(
@@ -243,10 +241,10 @@ class Trainer:
         columns = (batch.sigma, loss, batch.weight.mean(1), batch.valid, kinds, tokens, operations)
         return torch.stack([column.float() for column in columns], 1)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def _blame(self, micro_batches: list[MicroBatch]) -> str:
         """Which module of which rank first gave something that is not finite, at this step."""
-        found = [first_nonfinite(self.model, lambda batch=batch: self.losses(batch)) for batch in micro_batches]
+        found = [first_nonfinite(self.model, partial(self.losses, batch)) for batch in micro_batches]
         names = [name for name in gather_object(found) if name]
         where = names[0] if names else "no module of the forward pass, so the gradient"
         return f"step {self.step}: the loss or its gradient is not finite; first not finite: {where}"
@@ -348,22 +346,7 @@ def accumulation(config: TrainConfig, ranks: int) -> int:
 def precision(config: TrainConfig, device: torch.device) -> torch.dtype:
     """The dtype of forward passes."""
     name = config.precision if config.precision != "auto" else "float32" if device.type == "cpu" else "bfloat16"
-    return getattr(torch, name)  # type: ignore[no-any-return]
-
-
-def encoders_of(pipeline: EditorPipeline, config: TrainConfig) -> Encoders:
-    """The frozen encoders of a stage: the connector's stage has no SigLIP."""
-    visual = pipeline.visual_encoder if config.stage != "connector" else None
-    if config.frozen == "float8":
-        store_float8(*filter(None, (pipeline.vlm, visual)))
-    return Encoders(pipeline.vlm, visual, pipeline.vae)
-
-
-def processor_of(pipeline: EditorPipeline, config: TrainConfig) -> EditorProcessor:
-    """The prompt and resize of a stage."""
-    options = pipeline.config
-    visual = pipeline.visual_processor if config.stage != "connector" else None
-    return EditorProcessor(pipeline.processor, visual, options.vlm_pixels, options.max_text_tokens)
+    return getattr(torch, name)
 
 
 def without_details(condition: Condition, kept: Tensor) -> Condition:

@@ -65,7 +65,7 @@ class Validator:
     ) -> None:
         self.options, self.seed, self.accelerator = config.validation, config.seed, accelerator
         self.folder, self.pipeline, self.encoders = run / VALIDATION, pipeline, encoders
-        self.kontext = pipeline.config.reference_latents == "kontext"
+        self.kontext = pipeline.sees_latents
         with accelerator.main_process_first():
             self.index, self.split = validation_index(config, run)
         data = config.data.model_copy(update={"dropout": Dropout(text=0, visual=0, all=0), "feature_cache": None})
@@ -87,7 +87,7 @@ class Validator:
         if self.grid and accelerator.is_main_process:
             self.describe()
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def run(self, step: int, forward: Forward) -> dict[str, Any]:
         """A row of kind `validation` for the metrics; writes the grid's pictures. `forward` is that of EditorModel."""
         started = perf_counter()

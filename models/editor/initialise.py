@@ -8,6 +8,7 @@ let go one after another, so the memory needed is that of the largest (FLUX.1-de
 """
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -74,12 +75,14 @@ def init_editor(config: InitConfig, out: Path) -> Path:
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """Yields a folder beside `out` that becomes it at the end, or is removed when anything fails.
+    """Yields a folder beside `out` that becomes it at the end, or is removed when anything fails; to save an editor in.
 
     Raises UsageError when `out` exists.
     """
     if out.exists():
         raise UsageError(f"{out}: already exists; an editor is never written over: name another folder, or delete it")
+    if not torch.cuda.is_available():  # saving looks at DeepSpeed, which would say on stdout that it finds no GPU
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     out.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
     try:

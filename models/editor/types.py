@@ -45,8 +45,8 @@ class Condition(NamedTuple):
     """What the frozen encoders give, before the connectors.
 
     text_states: [B, L, D], the last hidden state after the final norm. text_mask: bool [B, L], False is padding.
-    vision_end: int64 [B, R]. visual_states: [B, R, S, D] of SigLIP, or None. reference_latents: [B, R, C, h, w], scaled,
-    or None for an editor that does not see the pictures' latents.
+    vision_end: int64 [B, R]. visual_states: [B, R, S, D] of SigLIP, or None. reference_latents: [B, R, C, h, w],
+    scaled, or None for an editor that does not see the pictures' latents.
     """
 
     text_states: Tensor

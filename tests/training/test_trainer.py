@@ -165,6 +165,21 @@ def poison(trainer: Trainer, step: int) -> None:
     block.register_forward_hook(hook)
 
 
+def test_a_batch_of_a_bucket_equals_its_samples_one_by_one(model: Path, dataset: Path, tmp_path: Path) -> None:
+    """Instructions of different length are padded together; a bucket's batch is cut at will."""
+    found = []
+    for micro_batch in (4, 1):
+        run = tmp_path / f"of{micro_batch}"
+        in_process(settings(model, dataset, steps=2, micro_batch=micro_batch), run).fit()
+        found.append((rows(run), trained(run)))
+    (together, weights), (alone, others) = found
+    for mine, other in zip(together, alone, strict=True):
+        assert mine["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert mine["loss_by_type"] == pytest.approx(other["loss_by_type"], rel=1e-5)
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, others[name], rtol=1e-4, atol=1e-5)
+
+
 def test_guidance_is_one_in_training(model: Path, dataset: Path, tmp_path: Path) -> None:
     trainer = in_process(settings(model, dataset, steps=1), tmp_path / "run")
     seen = []

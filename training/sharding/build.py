@@ -32,6 +32,8 @@ def make_accelerator(**arguments: Any) -> Accelerator:
 
     Precision is left at "no": trained weights stay float32 and the trainer autocasts.
     """
+    if not torch.cuda.is_available():  # else DeepSpeed says on stdout that it finds no GPU, wherever it is looked at
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     handlers: list[Any] = [DistributedDataParallelKwargs(gradient_as_bucket_view=True)]
     if _wanted("ACCELERATE_USE_DEEPSPEED"):
         if _wanted("ACCELERATE_USE_CPU"):
