@@ -174,8 +174,8 @@ class Validator:
             assert isinstance(content, Pictures) and content.references is not None
             area = edited_area(batch.weight[0], pixels.shape[-2:], batch.noise.shape[-2:])
             if area is not None:
-                wanted = content.target[0][:, area]
-                pairs = (pixels[0][:, area], content.references[0, 0][:, area])
+                wanted = latents.unit(content.target[0])[:, area]
+                pairs = (pixels[0][:, area], latents.unit(content.references[0, 0])[:, area])
                 edit, identity = (float((made.float() - wanted).square().mean()) for made in pairs)
                 errors.append((edit, identity))
         return errors
@@ -191,7 +191,7 @@ class Validator:
             names = {}
             for name, pixels in (("source", content.references[0, 0]), ("target", content.target[0])):
                 names[name] = f"samples/{group.first}-{name}.jpg"
-                replace_file(self.folder / names[name], encode_jpeg(pictures(pixels[None])[0]))
+                replace_file(self.folder / names[name], encode_jpeg(pixels.permute(1, 2, 0).contiguous().numpy()))
             example = read_example(self.index, group.rows[0], self.history)
             entries.append(
                 {

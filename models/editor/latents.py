@@ -15,9 +15,15 @@ def factor(vae: Any) -> int:
     return int(2 ** (len(vae.config.block_out_channels) - 1))
 
 
+def unit(pixels: Tensor) -> Tensor:
+    """uint8 levels as float32 in [-1, 1]; pixels that are floats already stay as they are."""
+    return pixels.float() / 127.5 - 1 if pixels.dtype == torch.uint8 else pixels
+
+
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def moments(vae: Any, pixels: Tensor) -> Tensor:
-    """Mean and log-variance of the unscaled latents: [B, 3, H, W] in [-1, 1] -> float32 [B, 2C, h, w]."""
+    """Mean and log-variance of the unscaled latents: [B, 3, H, W] in [-1, 1], or uint8 -> float32 [B, 2C, h, w]."""
+    pixels = unit(pixels)
     with _float32(vae, pixels):
         return vae.encode(pixels.float()).latent_dist.parameters
 

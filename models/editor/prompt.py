@@ -16,6 +16,7 @@ from torch import Tensor
 from editfoundry.core.errors import EditFoundryError
 from editfoundry.core.geometry import Grid, resize, to_grid
 from editfoundry.core.hashing import fingerprint, sha256
+from editfoundry.models.editor import latents
 from editfoundry.models.editor.types import EditRequest, EncoderInputs
 from editfoundry.models.protocols import Image
 
@@ -36,9 +37,14 @@ def request_on_grid(instruction: str, images: Sequence[Image], grid: Grid, histo
     return EditRequest(instruction, tuple(to_grid(image, grid) for image in images), tuple(history))
 
 
+def levels(images: Sequence[Image]) -> Tensor:
+    """Pictures of one size, uint8 [H, W, 3], as one tensor: uint8 [R, 3, H, W], a quarter of the bytes of `pixels`."""
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous()
+
+
 def pixels(images: Sequence[Image]) -> Tensor:
     """Pictures of one size, uint8 [H, W, 3], as the autoencoder takes them: float32 [R, 3, H, W] in [-1, 1]."""
-    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).contiguous().float() / 127.5 - 1
+    return latents.unit(levels(images))
 
 
 def pictures(pixels: Tensor) -> list[Image]:

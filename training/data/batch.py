@@ -8,9 +8,9 @@ from editfoundry.models.editor.types import Condition, EncoderInputs
 
 
 class Pictures(NamedTuple):
-    """Pixels for the frozen encoders. target: float [B, 3, H, W] in [-1, 1]. references: float [B, R, 3, H, W] in
+    """Pixels for the frozen encoders. target: uint8 [B, 3, H, W]. references: uint8 [B, R, 3, H, W] on the target's
 
-    [-1, 1] on the target's grid, None unless the editor sees the pictures' latents.
+    grid, None unless the editor sees the pictures' latents.
     """
 
     inputs: EncoderInputs

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from editfoundry.core.geometry import Grid, to_grid
-from editfoundry.models.editor.prompt import EditorProcessor, InstructionTooLong, pixels, request_on_grid
+from editfoundry.models.editor.prompt import EditorProcessor, InstructionTooLong, levels, request_on_grid
 from editfoundry.models.editor.types import EditRequest
 from editfoundry.models.protocols import Image
 from editfoundry.training.config import DataConfig
@@ -73,8 +73,8 @@ class PictureReader:
 
     def pictures(self, samples: Sequence[Sample], requests: Sequence[EditRequest]) -> Pictures:
         """The tensors of samples, asked for as in `requests`."""
-        references = torch.stack([pixels(request.images) for request in requests]) if self.references else None
-        return Pictures(self.processor(requests), pixels([sample.target for sample in samples]), references)
+        references = torch.stack([levels(request.images) for request in requests]) if self.references else None
+        return Pictures(self.processor(requests), levels([sample.target for sample in samples]), references)
 
     def bucket(self, row: int) -> int:
         """The bucket of a row."""
