@@ -47,3 +47,10 @@ def test_quickstart_makes_a_dataset_and_finds_nothing_to_do_again(tmp_path: Path
     assert second["workers"] == first["workers"]
     assert second["stats"] == first["stats"]
     assert second["peak_pss_bytes"] < first["peak_pss_bytes"]
+    editor = first["editor"]
+    assert editor["steps"] == second["editor"]["steps"] == 80
+    assert editor["loss"][1] < 0.5 * editor["loss"][0]
+    assert second["editor"]["loss"] == editor["loss"]
+    report = (tmp_path / editor["report"]).read_text("utf-8")
+    assert "random-weight miniature" in report
+    assert (tmp_path / editor["run"] / "validation" / "grid-00000080.jpg").is_file()

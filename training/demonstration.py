@@ -1,6 +1,6 @@
 """The quickstart's second act: a miniature editor, trained for a few dozen steps on the shards that were just made.
 
-It shows the trainer at work, not an editor: the miniature's weights are random but for its autoencoder.
+It shows the trainer at work, not an editor: the miniature's weights are random, but that it passes pictures through.
 """
 
 import subprocess
@@ -10,15 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from editfoundry.core.config import load_config
 from editfoundry.core.errors import EditFoundryError
 from editfoundry.core.hashing import canonical_json
 from editfoundry.models.editor.miniature import write_miniature
 from editfoundry.models.protocols import Image
-from editfoundry.training.config import DatasetSpec
+from editfoundry.training.config import DatasetSpec, TrainConfig
 from editfoundry.training.data.examples import read_example
 from editfoundry.training.data.index import build_index
 from editfoundry.training.metrics import TrainRow, ValidationRow, read_metrics
 from editfoundry.training.report import write_report
+from editfoundry.training.rundir import CHECKPOINTS
 
 CONFIG = "train/tiny.yaml"
 PHOTOGRAPHS = 24
@@ -36,9 +38,11 @@ def demonstrate(dataset: Path, folder: Path) -> dict[str, Any]:
         write_miniature(model, photographs=list(photographs(dataset)))
     overrides = (f"model={model}", f"data.datasets={canonical_json([{'path': str(dataset)}])}")
     settings = [part for override in overrides for part in ("--set", override)]
-    command = [sys.executable, "-m", "editfoundry", "train", "editor", CONFIG, "-o", str(run), *settings]
-    if subprocess.run(command, stdout=sys.stderr.fileno()).returncode:
-        raise EditFoundryError(f"{run}: the miniature could not be trained; what stopped it is said above")
+    steps = load_config(TrainConfig, CONFIG, overrides).steps
+    if not (run / CHECKPOINTS / f"step-{steps:08d}").is_dir():
+        command = [sys.executable, "-m", "editfoundry", "train", "editor", CONFIG, "-o", str(run), *settings]
+        if subprocess.run(command, stdout=sys.stderr.fileno()).returncode:
+            raise EditFoundryError(f"{run}: the miniature could not be trained; what stopped it is said above")
     report = write_report(run)
     rows = list(read_metrics(run))
     validations = [row for row in rows if isinstance(row, ValidationRow)]

@@ -1,7 +1,9 @@
 """A training run's folder: whose it is, and which settings may change when it resumes."""
 
+import fcntl
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ METRICS = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 INDEX = "index"
 VALIDATION = "validation"
+LOCK = ".lock"
 MAY_CHANGE = (
     "name",
     "steps",
@@ -53,6 +56,17 @@ def claim(run: Path, config: TrainConfig) -> None:
                 f"{run}: was started with other settings ({', '.join(changed)}); restore them, or choose a new folder"
             )
     replace_file(file, (canonical_json(config.model_dump(mode="json")) + "\n").encode())
+
+
+@contextmanager
+def held(run: Path) -> Iterator[None]:
+    """While open, no other process can train in the folder. Raises UsageError if one does."""
+    with (run / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(f"{run}: another process trains in this folder; wait for it, or stop it") from None
+        yield
 
 
 def saved_config(run: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 
 from editfoundry.core.config import load_config
@@ -33,23 +33,29 @@ def train(arguments: Namespace) -> None:
     """Train as the command line says. Raises EditFoundryError for whatever the user can act on."""
     config = load_config(TrainConfig, arguments.config, arguments.set)
     from editfoundry.training.metrics import TRACKERS
-    from editfoundry.training.rundir import claim
+    from editfoundry.training.rundir import claim, held
     from editfoundry.training.sharding import make_accelerator
     from editfoundry.training.summary import show
     from editfoundry.training.trainer import Trainer
 
     accelerator = make_accelerator(log_with=list(config.trackers) or None, project_dir=arguments.output / TRACKERS)
-    with tempfile.TemporaryDirectory() if arguments.dry_run else nullcontext(arguments.output) as run:
-        if not arguments.dry_run:
+    run: Path = arguments.output
+    with ExitStack() as stack:
+        if arguments.dry_run:
+            run = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        else:
             with accelerator.main_process_first():
-                claim(Path(run), config)
-        trainer = Trainer(config, Path(run), accelerator)
+                claim(run, config)
+            if accelerator.is_main_process:
+                stack.enter_context(held(run))
+        trainer = Trainer(config, run, accelerator)
         if accelerator.is_main_process:
             show(trainer, as_json=arguments.json)
         if arguments.dry_run:
             return
         trainer.prepare()
         trainer.fit()
+    accelerator.end_training()
 
 
 def main() -> None:

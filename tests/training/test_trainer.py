@@ -228,6 +228,21 @@ def test_another_stage_or_other_settings_are_refused(model: Path, dataset: Path,
         claim(other, config())
 
 
+def test_two_trainings_in_one_folder_are_refused(model: Path, dataset: Path, tmp_path: Path) -> None:
+    config = write_settings(tmp_path, settings(model, dataset, steps=200, checkpoints={"every": 1000}))
+    first = forked(config, tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    assert wait_until(first, lambda: metrics.exists() and bool(metrics.read_bytes().count(b"\n")))
+    assert finished(forked(config, tmp_path / "run")) == 2
+    assert "another process trains in this folder" in (tmp_path / "run.log").read_text()
+    os.kill(first, signal.SIGKILL)
+    finished(first)
+    again = forked(config, tmp_path / "run")
+    assert wait_until(again, lambda: metrics.read_bytes().count(b"\n") >= 3)
+    os.kill(again, signal.SIGKILL)
+    finished(again)
+
+
 def test_a_signal_ends_the_run_with_a_checkpoint(model: Path, dataset: Path, tmp_path: Path) -> None:
     config = write_settings(tmp_path, settings(model, dataset, steps=200, checkpoints={"every": 1000}))
     pid = forked(config, tmp_path / "run")
