@@ -26,7 +26,7 @@ from editfoundry.training.data.cache import WITH_TEXT, build_cache, cache_keys, 
 from editfoundry.training.data.index import build_index
 from editfoundry.training.data.pictures import PictureReader
 from editfoundry.training.loading import open_editor
-from editfoundry.training.trainer import precision
+from editfoundry.training.parameters import precision
 
 MEASURED = 8
 

@@ -140,7 +140,8 @@ class TrainConfig(Config):
     connectors and FLUX's image branch; `full` all of connectors and FLUX. global_batch: samples per optimiser step,
     over all ranks and accumulation steps. micro_batch: samples of one forward pass on one rank. precision: of the
     forward pass; trained weights stay float32.
-    frozen: how frozen weights are stored. nonfinite: what to do at a loss or gradient that is not finite.
+    frozen: how frozen weights are stored; `auto` as the forward pass computes.
+    nonfinite: what to do at a loss or gradient that is not finite.
     trackers: of accelerate (`tensorboard`, `trackio`, `wandb`).
     """
 

@@ -73,7 +73,8 @@ def trained_parts(base: Path, config: TrainConfig) -> dict[str, Any]:
 def load_weights(model: EditorModel, config: TrainConfig, weights: Path) -> None:
     """Put trained weights into a model, in place. Raises CheckpointError when they are of another model or stage."""
     frozen = "bfloat16" if getattr(model.transformer, "dtype", None) == torch.bfloat16 else "float32"
-    plain = config.model_copy(update={"frozen": frozen, "gradient_checkpointing": False, "compile": False})
+    changes = {"frozen": frozen, "precision": frozen, "gradient_checkpointing": False, "compile": False}
+    plain = config.model_copy(update=changes)
     named = prepare_parameters(model, plain, torch.device("cpu"))
     with safe_open(weights, "pt") as file, torch.no_grad():
         tensors = Tensors(file)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from editfoundry.core.errors import UsageError
 from editfoundry.core.hashing import seed_for
 from editfoundry.models.editor import stages
 from editfoundry.models.editor.model import EditorModel
@@ -32,7 +33,7 @@ def prepare_parameters(model: EditorModel, config: TrainConfig, device: torch.de
     `config.frozen` says (bfloat16 under `float8`: FLUX is frozen but gradients pass through it, and autograd keeps the
     weights that it computed with). Also turns on gradient checkpointing and compilation of FLUX's blocks.
 
-    Load what is trained in float32: what was rounded before is not found again.
+    Load what is trained in float32: what was rounded before is not found again. Raises as `frozen_dtype`.
     """
     trained = set(stages.trainable(model, config.stage))
     if config.lora:
@@ -51,10 +52,26 @@ def prepare_parameters(model: EditorModel, config: TrainConfig, device: torch.de
     return named
 
 
+def precision(config: TrainConfig, device: torch.device) -> torch.dtype:
+    """The dtype of forward passes; `auto` is bfloat16, and float32 on the CPU."""
+    name = config.precision if config.precision != "auto" else "float32" if device.type == "cpu" else "bfloat16"
+    return getattr(torch, name)
+
+
 def frozen_dtype(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """How frozen weights that gradients pass through are stored; `auto` is bfloat16, and float32 on the CPU."""
-    if config.frozen == "float32" or (config.frozen == "auto" and device.type == "cpu"):
+    """How frozen weights that gradients pass through are stored; `auto` is the dtype of forward passes.
+
+    Raises UsageError for bfloat16 beside trained weights of FLUX in a float32 pass: its layers do not mix the two.
+    """
+    if config.frozen == "auto":
+        return precision(config, device)
+    if config.frozen == "float32":
         return torch.float32
+    if config.stage == "joint" and config.lora is None and precision(config, device) == torch.float32:
+        raise UsageError(
+            f"frozen `{config.frozen}` stores FLUX in bfloat16, and the forward pass is float32, in which stage "
+            "`joint` trains parts of it; set `precision: bfloat16`, or `frozen: float32`"
+        )
     return torch.bfloat16
 
 

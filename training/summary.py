@@ -8,9 +8,9 @@ from rich.filesize import decimal
 from rich.table import Column, Table
 
 from editfoundry.core.hashing import canonical_json
-from editfoundry.training.parameters import summarise
+from editfoundry.training.parameters import precision, summarise
 from editfoundry.training.sharding import engine_kind
-from editfoundry.training.trainer import Trainer, precision
+from editfoundry.training.trainer import Trainer
 
 
 def describe(trainer: Trainer) -> dict[str, Any]:

@@ -41,7 +41,7 @@ from editfoundry.training.flops import Flops, Lengths, peak_flops
 from editfoundry.training.loading import open_editor
 from editfoundry.training.metrics import Metrics
 from editfoundry.training.optimiser import learning_rate
-from editfoundry.training.parameters import prepare_parameters
+from editfoundry.training.parameters import precision, prepare_parameters
 from editfoundry.training.rundir import INDEX, METRICS
 from editfoundry.training.sharding import build_engine
 from editfoundry.training.validation import Validator
@@ -341,12 +341,6 @@ def accumulation(config: TrainConfig, ranks: int) -> int:
             f"{config.micro_batch}; change one of them: the unit of the data's order is the global batch"
         )
     return config.global_batch // at_once
-
-
-def precision(config: TrainConfig, device: torch.device) -> torch.dtype:
-    """The dtype of forward passes."""
-    name = config.precision if config.precision != "auto" else "float32" if device.type == "cpu" else "bfloat16"
-    return getattr(torch, name)
 
 
 def without_details(condition: Condition, kept: Tensor) -> Condition:

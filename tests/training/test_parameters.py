@@ -9,12 +9,14 @@ from tiny.editor import tiny_editor
 from tiny.trained_model import tiny_config, tiny_inputs, tiny_model
 from torch import Tensor, nn
 
+from editfoundry.core.errors import UsageError
 from editfoundry.models.editor import stages
 from editfoundry.models.editor.connector import Connector
 from editfoundry.models.editor.model import EditorModel
 from editfoundry.models.editor.pipeline import load_editor
 from editfoundry.models.editor.types import EditRequest
 from editfoundry.training.parameters import (
+    frozen_dtype,
     merge_lora,
     prepare_parameters,
     store_float8,
@@ -39,7 +41,7 @@ def gradients(model: EditorModel, named: dict[str, nn.Parameter]) -> dict[str, T
 def test_exactly_a_stages_parameters_train_and_in_float32(stage: Stage) -> None:
     model = tiny_model()
     before = weights(model)
-    named = prepare_parameters(model, tiny_config(stage, frozen="bfloat16"), CPU)
+    named = prepare_parameters(model, tiny_config(stage, frozen="bfloat16", precision="bfloat16"), CPU)
     assert list(named) == stages.trainable(model, stage)
     for name, parameter in model.named_parameters():
         if name in named:
@@ -65,12 +67,25 @@ def test_frozen_weights_of_flux_are_stored_as_asked(frozen: str, dtype: torch.dt
     assert {parameter.dtype for parameter in model.transformer.parameters()} == {dtype}
 
 
+def test_frozen_weights_follow_the_forward_pass_and_are_refused_where_they_cannot_be_mixed() -> None:
+    cuda = torch.device("cuda")
+    assert frozen_dtype(tiny_config("joint"), cuda) == torch.bfloat16
+    assert frozen_dtype(tiny_config("joint", precision="float32"), cuda) == torch.float32
+    assert frozen_dtype(tiny_config("joint", precision="bfloat16"), CPU) == torch.bfloat16
+    for frozen in ("bfloat16", "float8"):
+        with pytest.raises(
+            UsageError, match=f"frozen `{frozen}` stores FLUX in bfloat16, and the forward pass is float32"
+        ):
+            prepare_parameters(tiny_model(), tiny_config("joint", frozen=frozen), CPU)
+        assert frozen_dtype(tiny_config("joint", frozen=frozen, lora={"rank": 4}), CPU) == torch.bfloat16
+
+
 @pytest.mark.parametrize("lora", [None, {"rank": 4}])
 def test_mixed_dtypes_train_under_autocast(lora: dict[str, int] | None) -> None:
     """Every trained parameter has a float32 gradient, near that of a model that is float32 throughout."""
     exact, mixed = tiny_model(), tiny_model()
     expected = gradients(exact, prepare_parameters(exact, tiny_config("joint", lora=lora), CPU))
-    named = prepare_parameters(mixed, tiny_config("joint", lora=lora, frozen="bfloat16"), CPU)
+    named = prepare_parameters(mixed, tiny_config("joint", lora=lora, frozen="bfloat16", precision="bfloat16"), CPU)
     with torch.autocast("cpu", torch.bfloat16):
         got = gradients(mixed, named)
     assert set(got) == set(expected)
