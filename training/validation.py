@@ -31,7 +31,7 @@ from editfoundry.training import flow
 from editfoundry.training.config import Dropout, TrainConfig
 from editfoundry.training.data.batch import MicroBatch, Pictures
 from editfoundry.training.data.buckets import Buckets
-from editfoundry.training.data.examples import read_example
+from editfoundry.training.data.examples import read_description
 from editfoundry.training.data.index import NoSamples, ShardIndex, build_index
 from editfoundry.training.data.micro import MicroBatchBuilder
 from editfoundry.training.rundir import INDEX, VALIDATION
@@ -39,6 +39,8 @@ from editfoundry.training.rundir import INDEX, VALIDATION
 Forward = Callable[[Tensor, Tensor, Condition, float], Tensor]
 POSITION = -1
 """Stands for the global batch in the seeds of validation's noise."""
+CANDIDATES = 10_000
+"""Rows among which validation's samples are chosen."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,6 @@ class Validator:
         rows = chosen(self.index, self.options.samples, config.seed)
         self.groups = in_groups(rows, self.index, buckets, config.micro_batch)
         self.grid = in_groups(rows[: self.options.grid], self.index, buckets, 1)
-        self.history = config.data.history
         if self.grid and accelerator.is_main_process:
             self.describe()
 
@@ -192,15 +193,10 @@ class Validator:
             for name, pixels in (("source", content.references[0, 0]), ("target", content.target[0])):
                 names[name] = f"samples/{group.first}-{name}.jpg"
                 replace_file(self.folder / names[name], encode_jpeg(pixels.permute(1, 2, 0).contiguous().numpy()))
-            example = read_example(self.index, group.rows[0], self.history)
+            problem = next(iter(batch.problems), None)
+            said = f"cannot be used: {problem}" if problem else read_description(self.index, group.rows[0]).instruction
             entries.append(
-                {
-                    "key": example.key,
-                    "type": example.type,
-                    "instruction": example.instruction,
-                    "number": group.first,
-                    **names,
-                }
+                {"key": batch.keys[0], "type": batch.types[0], "instruction": said, "number": group.first, **names}
             )
         replace_file(self.folder / "samples.json", (canonical_json(entries) + "\n").encode())
 
@@ -232,10 +228,16 @@ def validation_index(config: TrainConfig, run: Path) -> tuple[ShardIndex, str]:
 
 
 def chosen(index: ShardIndex, count: int, seed: int) -> list[int]:
-    """At most `count` rows, taken in turn from every edit type, in an order that only the seed decides."""
+    """At most `count` rows, taken in turn from every edit type, in an order that only the seed decides.
+
+    Of a large index only some rows are looked at, so that a run begins as fast as with a small one.
+    """
+    random, looked_at = np.random.default_rng(seed_for(seed, "validation")), max(CANDIDATES, 16 * count)
+    few = len(index) <= looked_at
+    rows = random.permutation(len(index)) if few else random.choice(len(index), looked_at, replace=False)
     by_type: dict[int, list[int]] = defaultdict(list)
-    for row in np.random.default_rng(seed_for(seed, "validation")).permutation(len(index)):
-        by_type[int(index.rows[row]["type"])].append(int(row))
+    for row in rows.tolist():
+        by_type[int(index.rows[row]["type"])].append(row)
     turns = zip_longest(*(by_type[kind] for kind in sorted(by_type)))
     return [row for turn in turns for row in turn if row is not None][:count]
 
