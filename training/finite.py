@@ -19,10 +19,8 @@ def first_nonfinite(model: nn.Module, forward: Callable[[], Any]) -> str | None:
     always runs to its end, so that ranks that find nothing do not wait for those that do. For diagnosis only: it reads
     every activation.
     """
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if not _finite(tensor):
-            return f"the parameter {name}"
-    found: list[str] = []
+    held = (*model.named_parameters(), *model.named_buffers())
+    found = [f"the parameter {name}" for name, tensor in held if not _finite(tensor)]
     with ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         before = model.register_forward_pre_hook(_watch_inputs(found), with_kwargs=True, prepend=True)

@@ -49,9 +49,14 @@ def test_a_parameter_comes_before_what_it_spoils() -> None:
     model, arguments = tiny_model(), tiny_inputs()
     with torch.no_grad():
         model.transformer.transformer_blocks[0].attn.norm_q.weight[3] = float("inf")
-    assert first_nonfinite(model, lambda: model(*arguments)) == (
-        "the parameter transformer.transformer_blocks.0.attn.norm_q.weight"
-    )
+    passes: list[int] = []
+
+    def forward() -> None:
+        passes.append(1)
+        model(*arguments)
+
+    assert first_nonfinite(model, forward) == "the parameter transformer.transformer_blocks.0.attn.norm_q.weight"
+    assert passes == [1]  # other ranks, whose shards are finite, wait for this one in theirs
 
 
 def test_inputs_that_are_not_finite_are_named() -> None:
