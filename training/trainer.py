@@ -8,7 +8,7 @@ import resource
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -125,6 +125,7 @@ class Trainer:
                 stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
             advance = stack.enter_context(progress("training", self.config.steps)) if main else lambda _: None
             advance(self.step)
+            stack.enter_context(self._checkpoint_written())
             if self.validator and self.step == 0:
                 self.validate(self.validator)
             batches = self.batches()
@@ -135,17 +136,25 @@ class Trainer:
                 step = self.train_step(micro_batches)
                 self.step += 1
                 self._log(step, micro_batches, time.perf_counter() - started, waited)
-                ending = self._should_end()
+                ending = self._should_end() and self.step < self.config.steps
                 self._validate_and_save(ending)
                 advance(1)
                 if ending:
-                    self.checkpoints.wait()
                     raise Interrupted(
                         f"{self.run}: told to end after step {self.step}; a checkpoint was written, run "
                         "the same command to go on"
                     )
-            self.checkpoints.wait()
         self.metrics.close()
+
+    @contextmanager
+    def _checkpoint_written(self) -> Iterator[None]:
+        """Ends with the last checkpoint on the disk, also where the user has to act before training can go on."""
+        try:
+            yield
+        except EditFoundryError:
+            self.checkpoints.wait()
+            raise
+        self.checkpoints.wait()
 
     def train_step(self, micro_batches: list[MicroBatch]) -> Step:
         """One optimiser step over one global batch: this rank's micro-batches of it."""

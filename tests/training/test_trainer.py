@@ -3,8 +3,10 @@
 import json
 import os
 import random
+import shutil
 import signal
-from itertools import pairwise
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from training_data import edits, write_dataset
 from training_run import finished, forked, launched, rows, settings, wait_until, write_settings
 
 from editfoundry.core.errors import UsageError
+from editfoundry.training.checkpoint import Checkpoints, complete
 from editfoundry.training.config import TrainConfig
 from editfoundry.training.sharding import make_accelerator
 from editfoundry.training.trainer import GUIDANCE, NonFinite, Trainer, accumulation
@@ -138,21 +141,97 @@ def test_nan_in_a_module_is_named_with_its_step(model: Path, dataset: Path, tmp_
 
 
 def test_the_skip_policy_skips_exactly_that_step(model: Path, dataset: Path, tmp_path: Path) -> None:
-    trainer = in_process(settings(model, dataset, steps=4, nonfinite="skip"), tmp_path / "run")
+    plain = settings(model, dataset, steps=4, nonfinite="skip", ema={"decay": 0.5}, optimiser={"lr": 1e-3, "warmup": 2})
+    trainer = in_process(plain, tmp_path / "run")
     poison(trainer, step=2)
-    weights = []
+    assert trainer.ema is not None
+    averages, weights = [copied(trainer.ema.state())], [copied(trainer.parameters)]
     step = trainer.train_step
 
     def watched(micro_batches: Any) -> Any:
         result = step(micro_batches)
-        weights.append({name: weight.detach().clone() for name, weight in trainer.parameters.items()})
+        weights.append(copied(trainer.parameters))
+        averages.append(copied(trainer.ema.state()))  # type: ignore[union-attr]
         return result
 
     trainer.train_step = watched  # type: ignore[method-assign]
     trainer.fit()
-    assert [row["skipped_step"] for row in rows(tmp_path / "run")] == [False, False, True, False]
-    same = [all(torch.equal(before[name], after[name]) for name in before) for before, after in pairwise(weights)]
-    assert same == [False, True, False]
+    found = rows(tmp_path / "run")
+    assert [row["skipped_step"] for row in found] == [False, False, True, False]
+    assert [row["loss"] is None for row in found] == [False, False, True, False]
+    assert [row["lr"] for row in found] == [0, 5e-4, 1e-3, 1e-3]
+    for number, taken in enumerate([False, True, False, True]):  # the first is taken at a rate of 0
+        before, after = weights[number : number + 2]
+        assert all(torch.equal(before[name], after[name]) for name in before) is not taken
+        for name, average in averages[number + 1].items():
+            past = averages[number][name]
+            expected = past if number == 2 else (past + after[name]) / 2
+            torch.testing.assert_close(average, expected, rtol=1e-6, atol=1e-7)
+
+
+def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def test_a_sample_that_cannot_be_used_counts_neither_in_the_gradient_nor_in_the_metrics(
+    model: Path, tmp_path: Path
+) -> None:
+    dataset = write_dataset(tmp_path / "dataset", edits(4))
+    tar = dataset / "train-000000.tar"
+    content = bytearray(tar.read_bytes())
+    start = content.index(b"edit00002.source.jpg") + 512
+    content[start : start + 64] = bytes(64)
+    tar.write_bytes(content)
+    trainer = in_process(settings(model, dataset, steps=1, data={"bad_samples": "skip"}), tmp_path / "run")
+    losses = []
+    backward = trainer.engine.backward
+
+    def watched(loss: torch.Tensor) -> None:
+        losses.append(float(loss))
+        backward(loss)
+
+    trainer.engine.backward = watched  # type: ignore[method-assign]
+    trainer.fit()
+    (row,) = rows(tmp_path / "run")
+    assert (row["samples"], row["skipped_samples"]) == (3, 1)
+    assert "the source of edit00002" in row["problems"][0]
+    assert len(losses) == 2
+    assert row["loss"] == pytest.approx(sum(losses), rel=1e-6)
+
+
+def test_datasets_that_changed_since_are_refused(model: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    plain = settings(model, write_dataset(tmp_path / "dataset", edits(4)), steps=1)
+    in_process(plain, run).fit()
+    shutil.rmtree(tmp_path / "dataset")
+    write_dataset(tmp_path / "dataset", edits(5))
+    shutil.rmtree(run / "index")
+    with pytest.raises(UsageError, match="step-00000001: was trained on other data: the datasets have changed since"):
+        in_process({**plain, "steps": 2}, run)
+
+
+def test_a_checkpoint_that_is_being_written_is_finished_before_an_error_ends_the_run(
+    model: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Checkpoints._write
+
+    def slow(*arguments: Any) -> None:
+        time.sleep(1)
+        write(*arguments)
+
+    monkeypatch.setattr(Checkpoints, "_write", slow)
+    trainer = in_process(settings(model, dataset, steps=4), tmp_path / "run")
+    poison(trainer, step=2)
+    with pytest.raises(NonFinite):
+        trainer.fit()
+    assert [path.name for path in complete(tmp_path / "run" / "checkpoints")] == ["step-00000002"]
+
+
+def test_a_signal_in_the_last_step_finds_a_finished_run(model: Path, dataset: Path, tmp_path: Path) -> None:
+    trainer = in_process(settings(model, dataset, steps=1), tmp_path / "run")
+    trainer._told_to_end = True
+    trainer.fit()
+    assert [path.name for path in complete(tmp_path / "run" / "checkpoints")] == ["step-00000001"]
 
 
 def poison(trainer: Trainer, step: int) -> None:
