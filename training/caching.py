@@ -116,7 +116,8 @@ def cache_features(config: TrainConfig, folder: Path, accelerator: Accelerator) 
     kind = precision(config, accelerator.device)
     keys = cache_keys(index, config.data, buckets, processor, encoders, pipeline.sees_latents, str(kind))
     reader = PictureReader(index, config.data, buckets, processor, pipeline.sees_latents)
-    claim(folder, keys)
+    with accelerator.main_process_first():
+        claim(folder, keys)
     with torch.autocast(accelerator.device.type, torch.bfloat16, enabled=kind == torch.bfloat16):
         if main:
             print(estimate(reader, encoders, keys["without_text"]), file=sys.stderr)
