@@ -100,6 +100,15 @@ def train_step(engine: Engine, ema: Ema, step: int) -> float:
     return norm
 
 
+def spoiled_norm(engine: Engine) -> float:
+    """The norm of gradients of which the last rank's are not finite."""
+    noisy, sigma, condition, _ = sample(0)
+    with engine.accumulate(last=True):
+        loss = engine.forward(noisy, sigma, condition, 1.0).square().mean()
+        engine.backward(loss * float("nan") if engine.rank == engine.ranks - 1 else loss)
+    return engine.clip(CLIP)
+
+
 def gradients(engine: Engine) -> dict[str, Tensor]:
     """The whole gradients of the named parameters, after the last micro-batch and before the step."""
     if engine.kind.startswith("zero"):
@@ -157,8 +166,10 @@ def first(engine: Engine, ema: Ema, checkpoints: Checkpoints) -> tuple[dict[str,
     """Two steps, a checkpoint, a step that is left out, a look at the average, and a third step."""
     backward(engine, 0)
     found = {f"gradient/{name}": grad.clone() for name, grad in gradients(engine).items()}
+    engine.zero_grad()
+    spoiled = spoiled_norm(engine)
     engine.zero_grad()  # leaves a step out: nothing of it may remain
-    norms = [train_step(engine, ema, step) for step in range(STEPS - 1)]
+    norms = [spoiled, *(train_step(engine, ema, step) for step in range(STEPS - 1))]
     checkpoints.save(STEPS - 1, {"step": STEPS - 1, "config": {}}, engine, ema)
     before = predicted(engine)
     with engine.averaged(ema):

@@ -5,6 +5,9 @@ not be left out. What is read of DeepSpeed beyond its documented calls is listed
 `optimizer.optimizer`, `scaled_global_norm`, `_get_norm_groups`, `clip_grad`, `averaged_gradients`, `update_lp_params`,
 `refresh_fp32_params`, `single_partition_of_fp32_groups`, `fp32_partitioned_groups_flat`, `persistent_parameters`,
 `_partition_all_parameters`, a parameter's `_hp_mapping` and `ds_tensor`.
+
+Older versions than 0.19.8 may give 1 for the norm of gradients that are not finite, as 0.19.0 does: a step would be
+made of them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
