@@ -65,6 +65,27 @@ def test_full_sizes_are_the_released_ones(checkpoint: str) -> None:
     assert torch.get_default_dtype() == torch.float32
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("stages")
+def test_full_size_editor_is_made_of_released_parts_and_the_planned_connectors() -> None:
+    models = sys.modules["_models"]
+    with models.building("meta", torch.bfloat16):
+        parts = models.editor(sys.modules["_configurations"].FULL)
+    counts = {name: models.weights({name: part}) for name, part in parts.items()}
+    released = packaged_manifest().models
+    flux, redux = released["flux1-dev"].largest_part, released["flux1-redux-dev"].largest_part
+    assert counts["transformer"] == pytest.approx(flux, rel=0.01)
+    assert counts["visual_encoder"] == pytest.approx(redux, rel=0.01)  # the same tower, at another size
+    assert counts["vlm"] == 8_292_166_656 - 152064 * 3584  # Qwen2.5-VL-7B without its output layer
+    assert counts["connector"] == 3584 * 12288 + 12288 + 12288 * 4096 + 4096
+    assert counts["visual_connector"] == 1152 * 12288 + 12288 + 12288 * 4096 + 4096
+    assert counts["vae"] == 83_819_683
+    dtypes = {name: {weight.dtype for weight in part.parameters()} for name, part in parts.items()}
+    exact = ("connector", "visual_connector", "vae")
+    assert dtypes == {name: {torch.float32 if name in exact else torch.bfloat16} for name in parts}
+    assert {weight.device.type for part in parts.values() for weight in part.parameters()} == {"meta"}
+
+
 @pytest.mark.usefixtures("stages")
 def test_tiny_and_full_sizes_describe_the_same_parts() -> None:
     configurations = sys.modules["_configurations"]
@@ -72,9 +93,10 @@ def test_tiny_and_full_sizes_describe_the_same_parts() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device, so the benchmark would run")
-def test_without_a_gpu_it_says_so_and_is_no_failure(repository: Path, tmp_path: Path) -> None:
-    child = subprocess.run([sys.executable, repository / "benchmarks/gpu/stages.py"], cwd=tmp_path, capture_output=True,
-                           text=True, check=False, timeout=120)  # fmt: skip
+@pytest.mark.parametrize("script", ["stages", "training"])
+def test_without_a_gpu_it_says_so_and_is_no_failure(script: str, repository: Path, tmp_path: Path) -> None:
+    command = [sys.executable, repository / f"benchmarks/gpu/{script}.py"]
+    child = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
     assert child.returncode == 0, child.stderr
     assert child.stdout.startswith("skipped: no CUDA device")
 
@@ -104,6 +126,46 @@ def test_the_whole_script_runs_on_tiny_models(repository: Path, tmp_path: Path) 
     notes = plan(config, 1000, 80, assumptions=str(assumed)).assumptions
     [note] = [note for note in notes if note.startswith("seconds of painter/flux-fill")]
     assert "measured by benchmarks/gpu" in note
+
+
+@pytest.mark.slow
+def test_training_steps_run_on_tiny_models_in_every_stage(repository: Path, tmp_path: Path) -> None:
+    written = tmp_path / "training.json"
+    command = [sys.executable, repository / "benchmarks/gpu/training.py", "--tiny", "--rounds", "2", "--json", written]
+    stages = ["--stage", "stage1", "--stage", "lora", "--stage", "stage2"]
+    child = subprocess.run([*command, *stages], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+    assert child.returncode == 0, child.stdout + child.stderr
+    assert "TINY models, the figures mean nothing" in child.stdout
+    content = json.loads(written.read_text())
+    assert content["benchmark"] == "gpu-training" and content["tiny"] is True and content["device"] == "CPU"
+    assert {"python", "torch", "diffusers", "transformers"} < set(content["versions"])
+    results = content["results"]
+    assert [(result["stage"], result["content"]) for result in results] == [
+        (stage, kind) for stage in ("stage1", "lora", "stage2") for kind in ("pictures", "features")
+    ]
+    for result in results:
+        assert (result["state"], result["size"], result["batch"], result["mfu"]) == ("measured", 64, 2, None)
+        assert 0 < result["ms_per_step"]["min"] <= result["ms_per_step"]["median"] <= result["ms_per_step"]["max"]
+        assert result["tokens_per_s"] * result["ms_per_step"]["median"] == pytest.approx(
+            1000 * result["tokens_per_step"], rel=1e-3
+        )
+        assert result["gradient_checkpointing"] is (result["stage"] != "stage1")
+        assert result["teraflop_per_step"] > 0 and 0 < result["loss"] < 10
+    by_stage = {result["stage"]: result for result in results}
+    parameters = by_stage["stage1"]["parameters"]
+    assert by_stage["stage1"]["trained"] == parameters["connector"]
+    connectors = parameters["connector"] + parameters["visual_connector"]
+    assert connectors < by_stage["stage2"]["trained"] < connectors + parameters["transformer"]
+    # SigLIP's four states a picture, in the stages that it is on in
+    assert by_stage["lora"]["tokens_per_step"] - by_stage["stage1"]["tokens_per_step"] == 2 * 4
+
+
+@pytest.mark.slow
+def test_a_training_step_that_fails_is_reported(repository: Path, tmp_path: Path) -> None:
+    command = [sys.executable, repository / "benchmarks/gpu/training.py", "--tiny", "--set", "optimiser.lr=-1"]
+    child = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200)
+    assert child.returncode == 1, child.stderr
+    assert "stage1: failed: ConfigError:" in child.stdout and "optimiser.lr" in child.stdout
 
 
 def test_a_model_that_fails_is_reported_and_the_next_is_measured(

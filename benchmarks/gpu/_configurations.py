@@ -71,6 +71,9 @@ FULL: Sizes = {
                   "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}},
     "qwen_vision": {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "window_size": 112,
                     "fullatt_block_indexes": [7, 15, 23, 31], "out_hidden_size": 3584, "tokens_per_second": 2},
+    "siglip2": {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16,
+                "image_size": 512, "patch_size": 16},
+    "editor": {"hidden_features": 12288, "vlm_pixels": 448 * 448},
 }  # fmt: skip
 
 _TINY_TEXT = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -138,4 +141,7 @@ TINY: Sizes = {
                   "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}},
     "qwen_vision": {**FULL["qwen_vision"], "depth": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2,
                     "window_size": 56, "fullatt_block_indexes": [1], "out_hidden_size": 64},
+    "siglip2": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+                "image_size": 32, "patch_size": 16},
+    "editor": {"hidden_features": 64, "vlm_pixels": 56 * 56},
 }  # fmt: skip

@@ -151,6 +151,39 @@ def qwen(sizes: Sizes) -> Parts:
     return {"model": Qwen2_5_VLForConditionalGeneration(config)}
 
 
+def siglip2(sizes: Sizes) -> Parts:
+    """The image encoder of SigLIP 2."""
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
+    return {"model": SiglipVisionModel(SiglipVisionConfig(**sizes["siglip2"]))}
+
+
+def editor(sizes: Sizes) -> Parts:
+    """The editor before training, as `init-editor` makes it of Qwen2.5-VL, FLUX.1-dev and SigLIP 2.
+
+    Connectors and autoencoder are float32; the other parts have the dtype that things are built in.
+    """
+    from diffusers import AutoencoderKL, FluxTransformer2DModel
+
+    from editfoundry.models.editor.connector import Connector
+
+    device = torch.get_default_device().type
+    flux, visual, hidden = sizes["flux_transformer"], sizes["siglip2"], sizes["editor"]["hidden_features"]
+    text_width = flux["joint_attention_dim"]
+    with building(device, torch.float32):
+        connector = Connector(sizes["qwen_text"]["hidden_size"], hidden, text_width, flux["pooled_projection_dim"])
+        visual_connector = Connector(visual["hidden_size"], hidden, text_width)
+        vae = AutoencoderKL(**sizes["flux_vae"])
+    return {
+        "vlm": qwen(sizes)["model"].model,
+        "visual_encoder": siglip2(sizes)["model"],
+        "connector": connector,
+        "visual_connector": visual_connector,
+        "transformer": FluxTransformer2DModel(**flux | {"in_channels": 4 * vae.config.latent_channels}),
+        "vae": vae,
+    }
+
+
 RELEASED: dict[str, Callable[[Sizes], Parts]] = {
     "sdxl-inpainting": sdxl,
     "sdxl-controlnet-canny": sdxl_controlnet,
@@ -190,11 +223,11 @@ def sdxl_pipelines(base: Parts, control: Parts) -> tuple[Any, Any]:
     return plain, controlled
 
 
-def flux_pipeline(parts: Parts) -> Any:
-    """The fill pipeline around its parts."""
-    from diffusers import FlowMatchEulerDiscreteScheduler, FluxFillPipeline
+def flux_scheduler() -> Any:
+    """The sampler of FLUX.1-dev and FLUX.1-Fill-dev."""
+    from diffusers import FlowMatchEulerDiscreteScheduler
 
-    scheduler = FlowMatchEulerDiscreteScheduler(
+    return FlowMatchEulerDiscreteScheduler(
         shift=3.0,
         use_dynamic_shifting=True,
         base_image_seq_len=256,
@@ -202,7 +235,13 @@ def flux_pipeline(parts: Parts) -> Any:
         base_shift=0.5,
         max_shift=1.15,
     )
-    pipe = FluxFillPipeline(**parts, scheduler=scheduler, tokenizer=clip_tokenizer(), tokenizer_2=t5_tokenizer())
+
+
+def flux_pipeline(parts: Parts) -> Any:
+    """The fill pipeline around its parts."""
+    from diffusers import FluxFillPipeline
+
+    pipe = FluxFillPipeline(**parts, scheduler=flux_scheduler(), tokenizer=clip_tokenizer(), tokenizer_2=t5_tokenizer())
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
@@ -218,6 +257,23 @@ def qwen_processor() -> Any:
         tokenizer=tokenizer,
         video_processor=Qwen2VLVideoProcessor(),
         chat_template=CHAT_TEMPLATE,
+    )
+
+
+def editor_pipeline(parts: Parts, sizes: Sizes, details: bool) -> Any:
+    """The editor's pipeline around its parts; `details`: with SigLIP."""
+    from transformers import SiglipImageProcessor
+
+    from editfoundry.models.editor.pipeline import EditorPipeline
+
+    side = sizes["siglip2"]["image_size"]
+    return EditorPipeline(
+        **parts,
+        processor=qwen_processor(),
+        scheduler=flux_scheduler(),
+        visual_processor=SiglipImageProcessor(size={"height": side, "width": side}),
+        vlm_pixels=sizes["editor"]["vlm_pixels"],
+        details=details,
     )
 
 
