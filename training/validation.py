@@ -220,7 +220,8 @@ def validation_index(config: TrainConfig, run: Path) -> tuple[ShardIndex, str]:
     """The index of the samples kept for validation, and their split; `train` where no dataset has a `val`."""
     for split in ("val", "train"):
         try:
-            return build_index(config.data.datasets, split, run / f"{INDEX}-{split}"), split
+            folder = INDEX if split == "train" else f"{INDEX}-{split}"
+            return build_index(config.data.datasets, split, run / folder), split
         except NoSamples:
             if split == "train":
                 raise

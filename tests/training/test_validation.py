@@ -13,6 +13,7 @@ from training_run import finished, forked, launched, rows, settings, write_setti
 from editfoundry.models.editor.latents import pack
 from editfoundry.models.editor.types import Condition
 from editfoundry.training.config import DatasetSpec, TrainConfig
+from editfoundry.training.data import index as index_module
 from editfoundry.training.data.index import build_index
 from editfoundry.training.sharding import make_accelerator
 from editfoundry.training.trainer import Trainer
@@ -85,6 +86,22 @@ def test_a_sample_that_cannot_be_used_is_left_out_and_said(model: Path, dataset:
     instructions = sorted(sample["instruction"] for sample in shown)
     assert instructions[:2] == ["add a blue square, number 6", "add a red square, number 4"]
     assert instructions[2].startswith("cannot be used: ") and "the result of edit00005" in instructions[2]
+
+
+def test_without_a_split_for_it_samples_of_training_are_used(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no rank reads the tables for them again, at the start or when it resumes."""
+    plain = plain_settings(model, write_dataset(tmp_path / "dataset", edits(4)))
+    run, written = tmp_path / "run", []
+    write = index_module.write_rows
+    monkeypatch.setattr(index_module, "write_rows", lambda *given: written.append(given[1]) or write(*given))
+    trainer, validator = ready(plain, run)
+    row = validator.run(0, trainer.engine.forward)
+    assert (row["split"], row["samples"]) == ("train", 3)
+    assert validator.index.digest == trainer.index.digest
+    assert written == ["train"]
+    assert sorted(path.name for path in run.iterdir() if "index" in path.name) == ["index"]
 
 
 def test_samples_are_taken_in_turn_from_every_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,11 @@ def build_index(datasets: Sequence[DatasetSpec], split: str, out: Path) -> Shard
     digest = fingerprint(FORMAT, split, [dataset.manifest_sha256 for dataset in opened])
     if out.exists():
         return _reused(out, digest, opened)
+    if not any(entry.rows for dataset in opened for _, entry in dataset.shards(split)):
+        raise NoSamples(
+            f"no sample of the split `{split}` in {', '.join(str(dataset.folder) for dataset in opened)}; "
+            "add a dataset that has some"
+        )
     building = out.with_name(f".{out.name}.building")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
@@ -127,12 +132,6 @@ def build_index(datasets: Sequence[DatasetSpec], split: str, out: Path) -> Shard
         rows = write_rows(opened, split, types, ROW, file, building)
         file.flush()
         os.fsync(file.fileno())
-    if not rows:
-        shutil.rmtree(building)
-        raise NoSamples(
-            f"no sample of the split `{split}` in {', '.join(str(dataset.folder) for dataset in opened)}; "
-            "add a dataset that has some"
-        )
     _write(
         building,
         {
