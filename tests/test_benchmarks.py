@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from skimage import data
@@ -19,7 +21,7 @@ SPREAD_KEYS = {"median", "min", "max"}
 def run(repository: Path, folder: Path, name: str, *arguments: str) -> str:
     script = repository / "benchmarks" / f"{name}.py"
     child = subprocess.run([sys.executable, str(script), "--rounds", "1", *arguments], cwd=folder, check=False,
-                           capture_output=True, text=True, timeout=120)
+                           capture_output=True, text=True, timeout=200)
     assert child.returncode == 0, child.stderr
     return child.stdout
 
@@ -91,3 +93,73 @@ def test_runner(repository: Path, tmp_path: Path) -> None:
     assert facts["memory_records"] == [2, 20]
     assert facts["driver_peak_pss_mib"]["20"]["min"] > 10
     assert facts["driver_peak_pss_ratio"]["min"] > 0
+
+
+@pytest.mark.slow
+def test_training_overhead_is_that_of_the_same_training(repository: Path, tmp_path: Path, photographs: Path) -> None:
+    text = run(repository, tmp_path, "training/overhead", "--photographs", str(photographs), "--steps", "2",
+               "--batch", "2", "--samples", "4", "--json")  # fmt: skip
+    content = check(text, "training/overhead")
+    assert [result["peer"] for result in content["results"]] == ["bare torch loop"]
+    assert content["facts"]["losses"] == "identical"
+    [result] = content["results"]
+    difference = 1e3 * (result["ours_seconds"]["median"] - result["peer_seconds"]["median"]) / 2
+    assert content["facts"]["overhead_ms_per_step"] == pytest.approx(difference, abs=1e-2)
+
+
+@pytest.mark.slow
+def test_training_loader(repository: Path, tmp_path: Path, photographs: Path) -> None:
+    text = run(repository, tmp_path, "training/loader", "--photographs", str(photographs), "--samples", "4",
+               "--workers", "0", "--json")  # fmt: skip
+    content = check(text, "training/loader")
+    assert cases(content) == {"pairs, 0 workers", "whole micro-batches, 0 workers"}
+    peers = {"webdataset, Pillow", "webdataset, our resize", "floor: raw member reads"}
+    assert {result["peer"] for result in content["results"]} == peers
+    assert content["data"]["grid"] == "624x416"
+    rates = content["facts"]["samples_per_s"]
+    [pairs] = [r for r in content["results"] if (r["case"], r["peer"]) == ("pairs, 0 workers", "webdataset, Pillow")]
+    assert rates["pairs, 0 workers, editfoundry"] == pytest.approx(4 / pairs["ours_seconds"]["median"], abs=0.1)
+
+
+@pytest.mark.slow
+def test_training_cache(repository: Path, tmp_path: Path, photographs: Path) -> None:
+    text = run(repository, tmp_path, "training/cache", "--photographs", str(photographs), "--samples", "4",
+               "--batch", "2", "--json")  # fmt: skip
+    content = check(text, "training/cache")
+    assert cases(content) == {"batch and step, miniature", "batch alone, miniature"}
+    facts = content["facts"]
+    # states of 286 tokens and of SigLIP in bfloat16, mean and log-variance of 16 x 64 x 64 latents in float32
+    expected = 2 * (286 * 3584 + 1024 * 1152) + 4 * (2 * 16 * 64 * 64)
+    assert facts["production_bytes_per_sample"] == pytest.approx(expected, rel=1e-3)
+    assert "epoch" in facts["miniature"]
+
+
+@pytest.mark.slow
+def test_training_resume(repository: Path, tmp_path: Path) -> None:
+    text = run(repository, tmp_path, "training/resume", "--rows", "20000", "--global-batch", "16", "--positions",
+               "1000000", "--json")  # fmt: skip
+    content = check(text, "training/resume")
+    assert [(result["case"], result["peer"]) for result in content["results"]] == [
+        ("resume at 1,000,000, warm", "position 0"),
+        ("resume at 1,000,000, warm", "torch RandomSampler, walked"),
+        ("resume at 1,000,000, cold", "position 0"),
+    ]
+    slowest = max(result["ours_seconds"]["max"] for result in content["results"])
+    assert content["facts"]["slowest resume, seconds"] == slowest
+
+
+def test_training_padding(repository: Path, tmp_path: Path) -> None:
+    """Two shapes of picture, 2:1 and square, of which everything can be worked out."""
+    table = tmp_path / "sizes.parquet"
+    sizes = {"WIDTH": [2048, 1024] * 8, "HEIGHT": [1024, 1024] * 8, "TEXT": ["four"] * 16}
+    pq.write_table(pa.table(sizes), table)
+    content = check(run(repository, tmp_path, "training/padding", str(table), "--json"), "training/padding")
+    facts = content["facts"]
+    assert content["data"]["rows"] == 16
+    # letterboxed, the wide half leaves half of its square empty; cropped, it loses half of its pixels
+    assert facts["image: square, letterboxed"] == {"padding": 0.25, "tokens": 768.0}
+    assert facts["image: square, cropped"] == {"padding": 0.0, "cropped": 0.25, "tokens": 1024}
+    assert facts["image: square, stretched"]["stretched"] == 0.5
+    assert facts["image: buckets (ours)"]["padding"] == 0.0
+    assert facts["image: buckets (ours)"]["cropped"] < 0.05
+    assert facts["text, batches of any samples: padding"] == {"of text": 0.0, "of all tokens": 0.0}

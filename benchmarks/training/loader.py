@@ -167,15 +167,16 @@ def used(batch: Any) -> Any:
 
 
 def steady(batches: Callable[[], Iterator[Any]], samples: int) -> Contender:
-    """Seconds for `samples` samples at the rate after the first `WARM_UP`."""
+    """Seconds for `samples` samples at the rate after the first `WARM_UP`, or half of the samples if they are few."""
+    first = min(WARM_UP, samples // 2)
 
     def contender() -> float:
         iterator = batches()
-        for _ in range(WARM_UP):
+        for _ in range(first):
             next(iterator)
         started = time.perf_counter()
         count = sum(1 for _ in map(used, iterator))
-        assert count == samples - WARM_UP, f"{count + WARM_UP} of {samples} samples"
+        assert count == samples - first, f"{count + first} of {samples} samples"
         return (time.perf_counter() - started) * samples / count
 
     return contender

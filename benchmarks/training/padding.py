@@ -204,7 +204,7 @@ def main() -> None:
     }
     report(
         options.json,
-        "padding",
+        "training/padding",
         rounds=options.rounds,
         data=data,
         results=[],

@@ -158,7 +158,7 @@ def main() -> None:
         }
     report(
         options.json,
-        "resume",
+        "training/resume",
         rounds=options.rounds,
         packages=("numpy", "torch"),
         results=results,
