@@ -199,6 +199,24 @@ def test_a_sample_that_cannot_be_used_counts_neither_in_the_gradient_nor_in_the_
     assert row["loss"] == pytest.approx(sum(losses), rel=1e-6)
 
 
+@pytest.mark.parametrize("changes", [{"ema": {"decay": 0.5}}, {"lora": {"rank": 4}}])
+def test_a_resumed_run_ends_as_one_that_was_not_stopped(
+    model: Path, dataset: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    plain = settings(model, dataset, steps=4, checkpoints={"every": 2}, **changes)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    in_process(plain, whole).fit()
+    in_process({**plain, "steps": 3}, stopped).fit()
+    shutil.rmtree(stopped / "checkpoints/step-00000003")  # as if killed before it was written
+    resumed = in_process(plain, stopped)
+    assert resumed.step == 2
+    resumed.fit()
+    assert rows(stopped) == rows(whole)
+    mine, theirs = trained(stopped), trained(whole)
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
 def test_datasets_that_changed_since_are_refused(model: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     plain = settings(model, write_dataset(tmp_path / "dataset", edits(4)), steps=1)
