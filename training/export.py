@@ -9,10 +9,11 @@ from safetensors import safe_open
 from torch import nn
 
 from editfoundry.core.errors import UsageError
+from editfoundry.models.checkpoint import checkpoint_digest
 from editfoundry.models.editor.initialise import new_folder
 from editfoundry.models.editor.loading import Precision, change_settings, load_parts, read_index
 from editfoundry.models.editor.model import EditorModel
-from editfoundry.training.checkpoint import AVERAGE, TRAINED, CheckpointError, Tensors, complete, verify
+from editfoundry.training.checkpoint import AVERAGE, TRAINED, CheckpointError, Tensors, complete, read_state, verify
 from editfoundry.training.config import TrainConfig
 from editfoundry.training.parameters import merge_lora, prepare_parameters
 from editfoundry.training.rundir import CHECKPOINTS, saved_config
@@ -27,13 +28,16 @@ def export(run: Path, out: Path, *, step: int | None = None, ema: bool | None = 
     step: of the checkpoint, the newest by default. ema: the averaged weights or the trained ones; averaged where there
     are any. Trained weights are written in float32, as they were trained; a LoRA is added to the weights it is on.
     Components that were not trained are copied as they are. The folder appears whole or not at all.
-    Raises UsageError when `out` exists, or for a checkpoint or an average that is not there; CheckpointError for a
+    Raises UsageError when `out` exists, for a checkpoint or an average that is not there, and for an editor that is not
+    the one that was trained; CheckpointError for a
     damaged checkpoint or one that does not fit the editor; ModelMissing when the editor is gone.
     """
     config = TrainConfig.model_validate(saved_config(run))
     base = Path(config.model).expanduser()
     with new_folder(out) as staging:
         weights = chosen_weights(run, step, ema)
+        if read_state(weights.parent).get("editor") != checkpoint_digest(str(base)):
+            raise UsageError(f"{base}: the editor that {run} began with changed since; restore it, then export")
         parts = trained_parts(base, config)
         load_weights(EditorModel(**parts), config, weights)
         written = [name for name, part in parts.items() if part is not None]

@@ -31,17 +31,20 @@ MAY_CHANGE = (
     "compile",
     "nonfinite",
 )
-"""What a resumed run may set otherwise: none of it changes the order of the data or the meaning of the weights."""
+"""What a resumed run may set otherwise: none of it changes the order of the data or the meaning of the weights. More
+
+steps stretch what is left of a schedule that falls.
+"""
 
 
 def claim(run: Path, config: TrainConfig) -> None:
-    """Make the folder of a run, or take up the one that is there with the same settings.
+    """Make the folder of a run, or find the one that is there with the same settings; `held` then writes them.
 
     Raises UsageError when it holds other files, another stage's run, or a run of other settings, naming those.
     """
     file = run / CONFIG
     if not file.is_file():
-        if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        if run.exists() and (not run.is_dir() or {path.name for path in run.iterdir()} - {LOCK}):
             raise UsageError(f"{run}: holds other files and no training run; choose an empty or new folder")
         run.mkdir(parents=True, exist_ok=True)
     else:
@@ -55,17 +58,17 @@ def claim(run: Path, config: TrainConfig) -> None:
             raise UsageError(
                 f"{run}: was started with other settings ({', '.join(changed)}); restore them, or choose a new folder"
             )
-    replace_file(file, (canonical_json(config.model_dump(mode="json")) + "\n").encode())
 
 
 @contextmanager
-def held(run: Path) -> Iterator[None]:
-    """While open, no other process can train in the folder. Raises UsageError if one does."""
+def held(run: Path, config: TrainConfig) -> Iterator[None]:
+    """Write a claimed folder's settings; while open, no other process can train in it (UsageError if one does)."""
     with (run / LOCK).open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UsageError(f"{run}: another process trains in this folder; wait for it, or stop it") from None
+        replace_file(run / CONFIG, (canonical_json(config.model_dump(mode="json")) + "\n").encode())
         yield
 
 

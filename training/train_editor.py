@@ -46,8 +46,8 @@ def train(arguments: Namespace) -> None:
         else:
             with accelerator.main_process_first():
                 claim(run, config)
-            if accelerator.is_main_process:
-                stack.enter_context(held(run))
+                if accelerator.is_main_process:
+                    stack.enter_context(held(run, config))
         trainer = Trainer(config, run, accelerator)
         if accelerator.is_main_process:
             show(trainer, as_json=arguments.json)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from editfoundry.core.errors import EditFoundryError, UsageError
 from editfoundry.core.progress import progress
+from editfoundry.models.checkpoint import checkpoint_digest
 from editfoundry.models.editor import latents
 from editfoundry.models.editor.types import Condition
 from editfoundry.training import flow
@@ -42,7 +43,7 @@ from editfoundry.training.loading import open_editor
 from editfoundry.training.metrics import Metrics
 from editfoundry.training.optimiser import learning_rate
 from editfoundry.training.parameters import precision, prepare_parameters
-from editfoundry.training.rundir import INDEX, METRICS
+from editfoundry.training.rundir import INDEX
 from editfoundry.training.sharding import build_engine
 from editfoundry.training.validation import Validator
 
@@ -84,6 +85,8 @@ class Trainer:
     def __init__(self, config: TrainConfig, run: Path, accelerator: Accelerator) -> None:
         self.config, self.run, self.accelerator = config, run, accelerator
         self.accumulation = accumulation(config, accelerator.num_processes)
+        with accelerator.main_process_first():
+            self.base = checkpoint_digest(config.model)
         self.pipeline = open_editor(config, accelerator.device)
         self.model = self.pipeline.model()
         self.parameters = prepare_parameters(self.model, config, accelerator.device)
@@ -237,7 +240,8 @@ class Trainer:
         tokens = float(self.accelerator.reduce(own.float(), "sum"))
         if tokens == 0:
             raise EditFoundryError(
-                f"step {self.step}: no sample of the global batch can be used; see `problems` in {self.run / METRICS}"
+                f"step {self.step}: no sample of the global batch can be used: "
+                + "; ".join(problem for batch in micro_batches for problem in batch.problems)[:500]
             )
         return tokens
 
@@ -253,8 +257,9 @@ class Trainer:
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def _blame(self, micro_batches: list[MicroBatch]) -> str:
         """Which module of which rank first gave something that is not finite, at this step."""
+        rank = self.accelerator.process_index
         found = [first_nonfinite(self.model, partial(self.losses, batch)) for batch in micro_batches]
-        names = [name for name in gather_object(found) if name]
+        names = [f"{name} on rank {place}" for place, name in gather_object([(rank, name) for name in found]) if name]
         where = names[0] if names else "no module of the forward pass, so the gradient"
         return f"step {self.step}: the loss or its gradient is not finite; first not finite: {where}"
 
@@ -306,7 +311,8 @@ class Trainer:
             state = {
                 "step": self.step,
                 "config": config.model_dump(mode="json"),
-                "index": self.index.digest,
+                "data": self.index.digest,
+                "editor": self.base,
                 "kind": self.engine.kind,
                 "ranks": self.accelerator.num_processes,
             }
@@ -325,10 +331,11 @@ class Trainer:
             return 0
         check_settings(newest, self.config.model_dump(mode="json"))
         state = self.checkpoints.load(newest, self.engine, self.ema)
-        if state["index"] != self.index.digest:
+        now = {"data": self.index.digest, "editor": self.base}
+        if changed := [f"the {what}" for what, digest in now.items() if state[what] != digest]:
             raise UsageError(
-                f"{newest}: was trained on other data: the datasets have changed since; restore them, or "
-                "start a new run"
+                f"{newest}: {' and '.join(changed)} that it was trained with changed since, under the same path; "
+                "restore that, or start a new run"
             )
         return int(state["step"])
 

@@ -15,6 +15,7 @@ from tiny.editor import tiny_editor
 from torch import Tensor
 
 from editfoundry.core.errors import UsageError
+from editfoundry.models.checkpoint import checkpoint_digest
 from editfoundry.models.editor.pipeline import EditorPipeline, load_editor
 from editfoundry.training.checkpoint import CheckpointError, Checkpoints, complete
 from editfoundry.training.config import TrainConfig
@@ -67,7 +68,7 @@ def trained_run(run: Path, base: Path, accelerator: Accelerator, ema: bool = Fal
     (run / "config.json").write_text(config.model_dump_json())
     checkpoints = Checkpoints(run, 3, 0, 1)
     for step in (2, 4):
-        checkpoints.save(step, {"step": step, "config": {}}, engine, average)
+        checkpoints.save(step, {"step": step, "config": {}, "editor": checkpoint_digest(str(base))}, engine, average)
     checkpoints.wait()
     return engine
 
@@ -163,7 +164,7 @@ def test_what_cannot_be_exported_is_said_and_leaves_nothing(
     config = json.loads((run / "config.json").read_text())
     other = tiny_editor(tmp_path / "wide", width=64)
     (run / "config.json").write_text(json.dumps({**config, "model": str(other)}))
-    with pytest.raises(CheckpointError, match=r"connector\..* has shape .*was .*wide changed since"):
+    with pytest.raises(UsageError, match=r"wide: the editor that .*run began with changed since"):
         export(run, out)
     (run / "config.json").write_text(json.dumps({**config, "stage": "joint"}))
     with pytest.raises(CheckpointError, match=r"missing, e.g. transformer|missing, e.g. visual_connector"):

@@ -187,7 +187,7 @@ def test_a_sample_that_cannot_be_used_counts_neither_in_the_gradient_nor_in_the_
     backward = trainer.engine.backward
 
     def watched(loss: torch.Tensor) -> None:
-        losses.append(float(loss))
+        losses.append(float(loss.detach()))
         backward(loss)
 
     trainer.engine.backward = watched  # type: ignore[method-assign]
@@ -224,8 +224,17 @@ def test_datasets_that_changed_since_are_refused(model: Path, tmp_path: Path) ->
     shutil.rmtree(tmp_path / "dataset")
     write_dataset(tmp_path / "dataset", edits(5))
     shutil.rmtree(run / "index")
-    with pytest.raises(UsageError, match="step-00000001: was trained on other data: the datasets have changed since"):
+    with pytest.raises(UsageError, match="step-00000001: the data that it was trained with changed since"):
         in_process({**plain, "steps": 2}, run)
+
+
+def test_an_editor_that_changed_since_is_refused(dataset: Path, tmp_path: Path) -> None:
+    base, run = tiny_editor(tmp_path / "editor"), tmp_path / "run"
+    in_process(settings(base, dataset, steps=1, stage="connector"), run).fit()
+    shutil.rmtree(base)
+    tiny_editor(base, seed=1)
+    with pytest.raises(UsageError, match="step-00000001: the editor that it was trained with changed since"):
+        in_process(settings(base, dataset, steps=2, stage="connector"), run)
 
 
 def test_a_checkpoint_that_is_being_written_is_finished_before_an_error_ends_the_run(
@@ -306,13 +315,15 @@ def test_the_connector_stage_trains_the_connector_alone(model: Path, dataset: Pa
 
 
 def test_another_stage_or_other_settings_are_refused(model: Path, dataset: Path, tmp_path: Path) -> None:
-    from editfoundry.training.rundir import claim
+    from editfoundry.training.rundir import claim, held
 
     def config(**changes: Any) -> TrainConfig:
         return TrainConfig.model_validate(settings(model, dataset, **changes))
 
     run = tmp_path / "run"
     claim(run, config())
+    with held(run, config()):
+        pass
     claim(run, config(steps=60, data={"workers": 2}, checkpoints={"every": 9}))
     with pytest.raises(UsageError, match="holds a run of stage `joint`; give stage `connector` a folder of its own"):
         claim(run, config(stage="connector"))
