@@ -7,8 +7,10 @@ from typing import Annotated, NoReturn
 import typer
 
 from editfoundry.core.config import load_config
+from editfoundry.core.errors import UsageError
 from editfoundry.training.config import TrainConfig
 from editfoundry.training.launch import CACHER, TRAINER, command, usable_cores, visible_gpus
+from editfoundry.training.rundir import check_folder, saved_config
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -81,8 +83,10 @@ def _launch(
     accelerate: str | None,
     processes: int | None,
 ) -> NoReturn:
-    """Become the command that runs a module with these arguments."""
-    load_config(TrainConfig, config, overrides)  # what is wrong in it is said before processes start
+    """Become the command that runs a module with these arguments; what is wrong is said before processes start."""
+    wanted = load_config(TrainConfig, config, overrides)
+    if module == TRAINER and "--dry-run" not in flags:
+        check_folder(output, wanted)
     gpus = visible_gpus()
     if accelerate is None:
         accelerate, processes = (
@@ -91,8 +95,16 @@ def _launch(
     settings = [part for override in overrides for part in ("--set", override)]
     program = [module, config, "-o", str(output), *settings, *flags]
     launched = command(program, accelerate, gpus=gpus, cores=usable_cores(), processes=processes)
+    if module == TRAINER:
+        wanted.accumulation(launched.processes)
     typer.echo(f"starting {launched}", err=True)
     launched.replace_process()
+
+
+def _refuse_existing(out: Path) -> None:
+    """Say at once what would be said after loading much."""
+    if out.exists():
+        raise UsageError(f"{out}: already exists; an editor is never written over: name another folder, or delete it")
 
 
 @app.command("init-editor")
@@ -102,6 +114,7 @@ def init_editor_command(
     overrides: Overrides = None,
 ) -> None:
     """Put an editor together from released models, with new connectors, ready to be trained."""
+    _refuse_existing(out)
     from editfoundry.models.editor.initialise import InitConfig, init_editor
 
     typer.echo(init_editor(load_config(InitConfig, config, overrides or ()), out))
@@ -113,6 +126,7 @@ def miniature_command(
     seed: Annotated[int, typer.Option(min=0, help="Of the random weights.")] = 0,
 ) -> None:
     """Write an editor of the real classes with random weights, small enough to try the trainer on a laptop."""
+    _refuse_existing(out)
     from editfoundry.models.editor.miniature import write_miniature
 
     typer.echo(write_miniature(out, seed=seed))
@@ -128,6 +142,8 @@ def export_command(
     ] = None,
 ) -> None:
     """Write the trained editor as a pipeline folder, for `editfoundry edit --model`."""
+    _refuse_existing(out)
+    saved_config(run)
     from editfoundry.training.export import export
 
     typer.echo(export(run, out, step=step, ema=None if weights is None else weights is Weights.averaged))

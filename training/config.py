@@ -1,10 +1,11 @@
 """Everything a training run of the editor can be told. One YAML file; every key below can be set by `--set`."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from editfoundry.core.config import Config, require_known
+from editfoundry.core.errors import UsageError
 from editfoundry.data_engine.taxonomy import TYPES
 
 
@@ -59,7 +60,9 @@ class DataConfig(Config):
     datasets: tuple[DatasetSpec, ...] = Field(min_length=1)
     types: dict[str, float] = Field(default_factory=dict)
     size: int = Field(default=512, ge=32, multiple_of=16)
-    aspect_ratios: tuple[float, ...] = (0.5, 0.5625, 0.6667, 0.75, 0.8, 1.0, 1.25, 1.3333, 1.5, 1.7778, 2.0)
+    aspect_ratios: tuple[Annotated[float, Field(ge=1 / 8, le=8)], ...] = Field(
+        default=(0.5, 0.5625, 0.6667, 0.75, 0.8, 1.0, 1.25, 1.3333, 1.5, 1.7778, 2.0), min_length=1
+    )
     history: bool = True
     dropout: Dropout = Dropout()
     mask_weight: MaskWeight = MaskWeight()
@@ -120,7 +123,7 @@ class Validation(Config):
 
     every: int = Field(default=500, ge=0)
     samples: int = Field(default=64, ge=1)
-    sigmas: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    sigmas: tuple[Annotated[float, Field(gt=0, lt=1)], ...] = Field(default=(0.1, 0.3, 0.5, 0.7, 0.9), min_length=1)
     grid: int = Field(default=4, ge=0)
     steps: int = Field(default=20, ge=1)
     guidance: float = Field(default=3.5, ge=0)
@@ -173,3 +176,12 @@ class TrainConfig(Config):
         if self.lora and self.stage != "joint":
             raise ValueError(f"lora: is on what stage `joint` trains; leave it out of stage `{self.stage}`")
         return self
+
+    def accumulation(self, ranks: int) -> int:
+        """Accumulation steps on so many ranks. Raises UsageError when they do not divide the global batch."""
+        if self.global_batch % (self.micro_batch * ranks):
+            raise UsageError(
+                f"global_batch {self.global_batch} is not a multiple of {ranks} ranks x micro_batch "
+                f"{self.micro_batch}; change one of them: the unit of the data's order is the global batch"
+            )
+        return self.global_batch // (self.micro_batch * ranks)

@@ -28,9 +28,10 @@ TYPES = (*ALONE, "MULTI_GPU", "DEEPSPEED", "FSDP")
 
 @dataclass(frozen=True)
 class Command:
-    """A command line, and what it adds to the environment."""
+    """A command line, how many processes it will be, and what it adds to the environment."""
 
     arguments: tuple[str, ...]
+    processes: int
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -65,7 +66,7 @@ def command(
     if processes:
         launched += ("--num_processes", str(processes))
     if not cpu:
-        return Command((*launched, "-m", *program), _unless_set(GRACE))
+        return Command((*launched, "-m", *program), count, _unless_set(GRACE))
     environment = _unless_set({**GRACE, "OMP_NUM_THREADS": str(max(1, cores // count))})
     if kind == "DEEPSPEED":  # accelerate leaves DeepSpeed out where ACCELERATE_USE_CPU is set
         environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
@@ -74,7 +75,7 @@ def command(
     if kind in ALONE:
         torchrun = (*TORCHRUN, "--nproc_per_node", str(count)) if count > 1 else ()
         launched = (sys.executable, *torchrun)
-    return Command((*launched, "-m", *program), environment)
+    return Command((*launched, "-m", *program), count, environment)
 
 
 def _unless_set(wanted: Mapping[str, str]) -> dict[str, str]:

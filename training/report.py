@@ -191,7 +191,8 @@ def _by_type(curves: Curves) -> Iterator[Figure]:
     copied = below(curves.validation, "identity_by_type")
     for name in sorted({*train, *validation}):
         parts = {"validation": validation.get(name), COPY: copied.get(name), "training": train.get(name)}
-        yield _figure(name.replace("_", " "), {part: points for part, points in parts.items() if points})
+        title = name.replace("_", " ") if name in validation else f"{name.replace('_', ' ')}, in training"
+        yield _figure(title, {part: points for part, points in parts.items() if points})
 
 
 def _course(curves: Curves) -> Iterator[Figure]:
@@ -204,7 +205,7 @@ def _course(curves: Curves) -> Iterator[Figure]:
         )
     wanted: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
         ("grad_norm", "Gradient norm", "Before clipping. Logarithmic.", {"log": True}),
-        ("lr", "Learning rate", "", {"format": ".0e"}),
+        ("lr", "Learning rate", "", {"format": ".1e"}),
         ("samples_per_s", "Samples a second", "", {"format": "~s"}),
         ("data_wait", "Waiting for data", "Share of a step's time.", {"format": ".0%"}),
         ("mfu", "Model FLOPs utilisation", "Analytic FLOPs over the GPUs' peak.", {"format": ".0%"}),

@@ -38,7 +38,13 @@ steps stretch what is left of a schedule that falls.
 
 
 def claim(run: Path, config: TrainConfig) -> None:
-    """Make the folder of a run, or find the one that is there with the same settings; `held` then writes them.
+    """Make the folder of a run, or find the one that is there with the same settings; `held` then writes them."""
+    check_folder(run, config)
+    run.mkdir(parents=True, exist_ok=True)
+
+
+def check_folder(run: Path, config: TrainConfig) -> None:
+    """Whether a run of these settings can begin or go on in a folder.
 
     Raises UsageError when it holds other files, another stage's run, or a run of other settings, naming those.
     """
@@ -46,7 +52,6 @@ def claim(run: Path, config: TrainConfig) -> None:
     if not file.is_file():
         if run.exists() and (not run.is_dir() or {path.name for path in run.iterdir()} - {LOCK}):
             raise UsageError(f"{run}: holds other files and no training run; choose an empty or new folder")
-        run.mkdir(parents=True, exist_ok=True)
     else:
         held = saved_config(run)
         if held.get("stage") != config.stage:

@@ -83,10 +83,12 @@ def show(trainer: Trainer, as_json: bool = False) -> None:
         f"data: {facts['samples']:,} samples in {facts['buckets']} buckets, {facts['samples_per_epoch']:,} per epoch, "
         f"{facts['epochs']:.2f} epochs"
     )
-    for width, height, count in facts["thin_buckets"]:
+    if thin := facts["thin_buckets"]:
+        listed = ", ".join(f"{width}x{height} ({count})" for width, height, count in thin)
         console.print(
-            f"warning: the bucket {width}x{height} has {count} samples an epoch, fewer than a global batch; its "
-            "batches repeat samples: name fewer data.aspect_ratios, or lower global_batch"
+            f"warning: {len(thin)} buckets have fewer samples an epoch than a global batch, so that their batches "
+            f"repeat samples: {listed}; name fewer data.aspect_ratios, or lower global_batch (samples with a reference "
+            "picture have buckets of their own)"
         )
     table = Table(
         "module", *(Column(name, justify="right") for name in ("parameters", "trained")), "dtype",

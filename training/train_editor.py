@@ -56,6 +56,12 @@ def train(arguments: Namespace) -> None:
         trainer.prepare()
         trainer.fit()
     accelerator.end_training()
+    if accelerator.is_main_process:
+        print(
+            f"{run}: {config.steps} steps are done; look at them with `editfoundry train report {run}`, and take the "
+            f"editor with `editfoundry train export {run} OUT`",
+            file=sys.stderr,
+        )
 
 
 def main() -> None:

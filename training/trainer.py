@@ -84,7 +84,7 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, run: Path, accelerator: Accelerator) -> None:
         self.config, self.run, self.accelerator = config, run, accelerator
-        self.accumulation = accumulation(config, accelerator.num_processes)
+        self.accumulation = config.accumulation(accelerator.num_processes)
         with accelerator.main_process_first():
             self.base = checkpoint_digest(config.model)
         self.pipeline = open_editor(config, accelerator.device)
@@ -346,17 +346,6 @@ class Trainer:
         """Whether any rank was told to end."""
         told = torch.tensor([float(self._told_to_end)], device=self.accelerator.device)
         return bool(self.accelerator.reduce(told, "sum").item())
-
-
-def accumulation(config: TrainConfig, ranks: int) -> int:
-    """Accumulation steps. Raises UsageError when the global batch is no multiple of what the ranks take at once."""
-    at_once = config.micro_batch * ranks
-    if config.global_batch % at_once:
-        raise UsageError(
-            f"global_batch {config.global_batch} is not a multiple of {ranks} ranks x micro_batch "
-            f"{config.micro_batch}; change one of them: the unit of the data's order is the global batch"
-        )
-    return config.global_batch // at_once
 
 
 def without_details(condition: Condition, kept: Tensor) -> Condition:

@@ -177,7 +177,8 @@ def _explain(model: type[BaseModel], detail: Mapping[str, Any]) -> str:
     location = [str(part) for part in detail["loc"]]
     key = ".".join(location) or "(top level)"
     if detail["type"] != "extra_forbidden":
-        return f"{key}: {detail['msg'].removeprefix('Value error, ')} (got {str(detail['input'])[:80]!r})"
+        got = "" if isinstance(detail["input"], Mapping) else f" (got {str(detail['input'])[:80]!r})"
+        return f"{key}: {detail['msg'].removeprefix('Value error, ')}{got}"
     known = _known_keys(model, location[:-1])
     near = get_close_matches(location[-1], known, n=1, cutoff=0.4)
     hint = f"did you mean {'.'.join([*location[:-1], near[0]])}?" if near else f"valid keys: {', '.join(sorted(known))}"

@@ -50,7 +50,9 @@ def pixels(images: Sequence[Image]) -> Tensor:
 def pictures(pixels: Tensor) -> list[Image]:
     """The inverse of `pixels`: [B, 3, H, W] -> B pictures, uint8 [H, W, 3]. Raises EditFoundryError for NaN."""
     if not torch.isfinite(pixels).all():
-        raise EditFoundryError("the editor made pixels that are not finite; load it in float32 or bfloat16")
+        raise EditFoundryError(
+            "the editor made pixels that are not finite: its weights are damaged, or float16 is too narrow for it"
+        )
     rounded = ((pixels.float() + 1) * 127.5).round().clamp(0, 255).to("cpu", torch.uint8)
     return list(rounded.permute(0, 2, 3, 1).contiguous().numpy())
 

@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path, text: str, told: 
 
 
 def test_a_command_is_shown_as_a_shell_takes_it() -> None:
-    made = Command(("/usr/bin/python", "-m", "a", "--set", "data.datasets=[{path: a b}]"), {"A": "1"})
+    made = Command(("/usr/bin/python", "-m", "a", "--set", "data.datasets=[{path: a b}]"), 1, {"A": "1"})
     assert str(made) == "A=1 /usr/bin/python -m a --set 'data.datasets=[{path: a b}]'"
 
 
@@ -145,7 +145,7 @@ def replaced(code: str, environment: dict[str, str]) -> subprocess.Popen[str]:
     program = (
         "import json, sys\nfrom editfoundry.training.launch import Command\n"
         "print('before')\n"
-        "Command((sys.executable, '-c', sys.argv[1]), json.loads(sys.argv[2])).replace_process()"
+        "Command((sys.executable, '-c', sys.argv[1]), 1, json.loads(sys.argv[2])).replace_process()"
     )
     return subprocess.Popen(
         [sys.executable, "-c", program, code, json.dumps(environment)], stdout=subprocess.PIPE, text=True

@@ -68,13 +68,38 @@ def test_a_cache_is_built_by_as_many_processes_as_told(started: list[Command]) -
     ]  # fmt: skip
 
 
+def test_what_can_be_known_before_is_refused_before_anything_starts(
+    started: list[Command], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    refused = {
+        ("editor", *TINY, "--processes", "3"): "global_batch 8 is not a multiple of 3 ranks x micro_batch 4",
+        ("editor", "train/tiny.yaml", "-o", "full"): "holds other files and no training run",
+        ("editor", *TINY, "--set", "validation.sigmas=[0,2]"): "validation.sigmas.0",
+        ("editor", *TINY, "--set", "data.aspect_ratios=[]"): "data.aspect_ratios",
+        ("miniature", "full"): "full: already exists",
+        ("init-editor", "-c", "train/init-editor.yaml", "full"): "full: already exists",
+        ("export", "nowhere", "full"): "full: already exists",
+        ("export", "nowhere", "new"): "nowhere: not a training run",
+    }
+    for arguments, message in refused.items():
+        result = invoked(*arguments)
+        assert isinstance(result.exception, UsageError)
+        assert message in str(result.exception)
+    assert started == []
+    assert {path.name for path in tmp_path.iterdir()} == {"full"}
+
+
 def test_all_gpus_train_data_parallel_unless_told_otherwise(
     started: list[Command], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "visible_gpus", lambda: 4)
-    invoked("editor", *TINY)
-    invoked("editor", *TINY, "--processes", "2")
-    invoked("editor", *TINY, "--accelerate", "accelerate/zero2.yaml", "--processes", "3")
+    twelve = (*TINY, "--set", "global_batch=12", "--set", "micro_batch=1")
+    invoked("editor", *twelve)
+    invoked("editor", *twelve, "--processes", "2")
+    invoked("editor", *twelve, "--accelerate", "accelerate/zero2.yaml", "--processes", "3")
     told = []
     for command in started:
         words = list(command.arguments)

@@ -21,7 +21,7 @@ from editfoundry.core.errors import UsageError
 from editfoundry.training.checkpoint import Checkpoints, complete
 from editfoundry.training.config import TrainConfig
 from editfoundry.training.sharding import make_accelerator
-from editfoundry.training.trainer import GUIDANCE, NonFinite, Trainer, accumulation
+from editfoundry.training.trainer import GUIDANCE, NonFinite, Trainer
 
 
 @pytest.fixture(scope="module")
@@ -298,9 +298,9 @@ def test_guidance_is_one_in_training(model: Path, dataset: Path, tmp_path: Path)
 
 def test_ranks_that_do_not_divide_the_global_batch_are_refused(model: Path, dataset: Path) -> None:
     config = TrainConfig.model_validate(settings(model, dataset, global_batch=12, micro_batch=2))
-    assert [accumulation(config, ranks) for ranks in (1, 2, 3)] == [6, 3, 2]
+    assert [config.accumulation(ranks) for ranks in (1, 2, 3)] == [6, 3, 2]
     with pytest.raises(UsageError, match="global_batch 12 is not a multiple of 4 ranks x micro_batch 2"):
-        accumulation(config, 4)
+        config.accumulation(4)
 
 
 def test_the_connector_stage_trains_the_connector_alone(model: Path, dataset: Path, tmp_path: Path) -> None:
