@@ -77,14 +77,19 @@ def quickstart(
 
 
 def second_act(dataset: Path, output: Path) -> dict[str, Any] | None:
-    """Train the miniature on the dataset, beside the run's folder; None, and said on stderr, without diffusers."""
+    """Train the miniature on the dataset, beside the run's folder; None, and said on stderr, without diffusers or samples."""
     if find_spec("diffusers") is None:
         stderr.print("left out: training needs more packages; pip install 'editfoundry[train]'", soft_wrap=True)
         return None
+    from editfoundry.training.data.index import NoSamples
     from editfoundry.training.demonstration import demonstrate
 
     digest = sha256_file(dataset / "manifest.json")[:8]  # another dataset is another training
-    return demonstrate(dataset, output.with_name(f"{output.name}-editor") / digest)
+    try:
+        return demonstrate(dataset, output.with_name(f"{output.name}-editor") / digest)
+    except NoSamples as error:
+        stderr.print(f"left out: training a miniature: {error}", soft_wrap=True)
+        return None
 
 
 def materials() -> Fetched:

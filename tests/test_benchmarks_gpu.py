@@ -149,7 +149,7 @@ def test_training_steps_run_on_tiny_models_in_every_stage(repository: Path, tmp_
         assert result["tokens_per_s"] * result["ms_per_step"]["median"] == pytest.approx(
             1000 * result["tokens_per_step"], rel=1e-3
         )
-        assert result["gradient_checkpointing"] is (result["stage"] != "stage1")
+        assert result["gradient_checkpointing"] is True
         assert result["teraflop_per_step"] > 0 and 0 < result["loss"] < 10
     by_stage = {result["stage"]: result for result in results}
     parameters = by_stage["stage1"]["parameters"]

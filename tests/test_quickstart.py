@@ -35,7 +35,7 @@ def test_peak_memory_counts_the_whole_process_tree() -> None:
 def test_quickstart_makes_a_dataset_and_finds_nothing_to_do_again(tmp_path: Path) -> None:
     source = f'{{path: "{photographs_home() / PHOTOGRAPH}", manifest: data/photographs.yaml}}'
     command = [sys.executable, "-m", "editfoundry", "quickstart", "-o", "run", "--workers", "1", "--json",
-               "--set", f"ingest.sources=[{source}]"]
+               "--set", f"ingest.sources=[{source}]", "--set", "val_fraction=0"]
     first, second = (json.loads(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True,
                                                timeout=550).stdout) for _ in range(2))
     index = pq.read_table(tmp_path / first["dataset"] / "index.parquet").to_pylist()

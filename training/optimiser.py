@@ -55,7 +55,7 @@ def _adamw8bit(parameters: list[Parameter], settings: dict[str, Any], slices: bo
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError as error:
-        raise _missing("adamw8bit", "bitsandbytes") from error
+        raise _missing("adamw8bit", "bitsandbytes", "quantised") from error
     if slices:
         raise UsageError("optimiser.name `adamw8bit` cannot step FSDP2's sharded tensors; use `adamw`, or DDP or ZeRO")
     for device in {parameter.device for parameter in parameters}:
@@ -91,5 +91,5 @@ def _prodigy(parameters: list[Parameter], settings: dict[str, Any], sharded: boo
     return optimiser
 
 
-def _missing(name: str, package: str) -> UsageError:
-    return UsageError(f"optimiser.name `{name}` needs {package}; pip install 'editfoundry[train]', or use `adamw`")
+def _missing(name: str, package: str, extra: str = "train") -> UsageError:
+    return UsageError(f"optimiser.name `{name}` needs {package}; pip install 'editfoundry[{extra}]', or use `adamw`")
