@@ -77,7 +77,7 @@ def quickstart(
 
 
 def second_act(dataset: Path, output: Path) -> dict[str, Any] | None:
-    """Train the miniature on the dataset, beside the run's folder; None, and said on stderr, without diffusers or samples."""
+    """Train the miniature on the dataset, beside the run; None, and said on stderr, without diffusers or samples."""
     if find_spec("diffusers") is None:
         stderr.print("left out: training needs more packages; pip install 'editfoundry[train]'", soft_wrap=True)
         return None
