@@ -6,7 +6,6 @@ accelerate launch … -m editfoundry.training.caching CONFIG -o DIR
 import sys
 import tempfile
 import time
-from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,10 @@ import torch
 from accelerate import Accelerator
 
 from editfoundry.core.config import load_config
-from editfoundry.core.errors import EditFoundryError
-from editfoundry.core.failures import report_failure
 from editfoundry.core.hashing import fingerprint
 from editfoundry.core.progress import progress
 from editfoundry.models.editor.encoders import Encoders
+from editfoundry.training import entry
 from editfoundry.training.config import TrainConfig
 from editfoundry.training.data.buckets import Buckets
 from editfoundry.training.data.cache import WITH_TEXT, build_cache, cache_keys, claim, encoded, packed, read_entry
@@ -137,18 +135,16 @@ def cache_features(config: TrainConfig, folder: Path, accelerator: Accelerator) 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point: expected failures become one line on stderr and their exit code."""
-    parser = ArgumentParser(prog="editfoundry.training.caching", description="Build the feature cache of a training.")
-    parser.add_argument("config", help="a YAML file, or the name of a packaged one (train/stage1.yaml)")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the cache; resumes")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting")
+    """Entry point."""
+    parser = entry.parser("caching", "Build the feature cache of a training.", "folder of the cache; resumes")
     given = parser.parse_args(arguments)
-    try:
+
+    def build() -> None:
         from editfoundry.training.sharding import make_accelerator
 
         cache_features(load_config(TrainConfig, given.config, given.set), given.output, make_accelerator())
-    except (EditFoundryError, OSError) as error:
-        sys.exit(report_failure(error))
+
+    entry.run(build)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class Checkpoints:
         state: JSON values; what `load` gives back. Raises CheckpointError when the checkpoint before failed.
         """
         self.wait()
-        final = self.folder / f"step-{step:08d}"
+        final = self.folder / folder_name(step)
         if final.exists():
             raise CheckpointError(f"{final} exists already; a checkpoint is never overwritten")
         weights = {TRAINED: engine.trained_state()}
@@ -173,6 +173,11 @@ class Tensors(Mapping[str, Tensor]):
 
     def __len__(self) -> int:
         return len(self.names)
+
+
+def folder_name(step: int) -> str:
+    """The name of a checkpoint's folder, once it is whole."""
+    return f"step-{step:08d}"
 
 
 def rank_file(rank: int) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from editfoundry.core.config import load_config
-from editfoundry.core.errors import UsageError
+from editfoundry.models.editor.loading import refuse_existing
 from editfoundry.training.config import TrainConfig
 from editfoundry.training.launch import CACHER, TRAINER, command, usable_cores, visible_gpus
 from editfoundry.training.rundir import check_folder, saved_config
@@ -101,12 +101,6 @@ def _launch(
     launched.replace_process()
 
 
-def _refuse_existing(out: Path) -> None:
-    """Say at once what would be said after loading much."""
-    if out.exists():
-        raise UsageError(f"{out}: already exists; an editor is never written over: name another folder, or delete it")
-
-
 @app.command("init-editor")
 def init_editor_command(
     out: Out,
@@ -114,7 +108,7 @@ def init_editor_command(
     overrides: Overrides = None,
 ) -> None:
     """Put an editor together from released models, with new connectors, ready to be trained."""
-    _refuse_existing(out)
+    refuse_existing(out)  # before much is loaded
     from editfoundry.models.editor.initialise import InitConfig, init_editor
 
     typer.echo(init_editor(load_config(InitConfig, config, overrides or ()), out))
@@ -126,7 +120,7 @@ def miniature_command(
     seed: Annotated[int, typer.Option(min=0, help="Of the random weights.")] = 0,
 ) -> None:
     """Write an editor of the real classes with random weights, small enough to try the trainer on a laptop."""
-    _refuse_existing(out)
+    refuse_existing(out)  # before much is loaded
     from editfoundry.models.editor.miniature import write_miniature
 
     typer.echo(write_miniature(out, seed=seed))
@@ -142,7 +136,7 @@ def export_command(
     ] = None,
 ) -> None:
     """Write the trained editor as a pipeline folder, for `editfoundry edit --model`."""
-    _refuse_existing(out)
+    refuse_existing(out)  # before much is loaded
     saved_config(run)
     from editfoundry.training.export import export
 

@@ -15,6 +15,7 @@ from editfoundry.core.errors import EditFoundryError
 from editfoundry.core.hashing import canonical_json
 from editfoundry.models.editor.miniature import write_miniature
 from editfoundry.models.protocols import Image
+from editfoundry.training.checkpoint import folder_name
 from editfoundry.training.config import DatasetSpec, TrainConfig
 from editfoundry.training.data.examples import read_example
 from editfoundry.training.data.index import build_index
@@ -39,7 +40,7 @@ def demonstrate(dataset: Path, folder: Path) -> dict[str, Any]:
     overrides = (f"model={model}", f"data.datasets={canonical_json([{'path': str(dataset)}])}")
     settings = [part for override in overrides for part in ("--set", override)]
     steps = load_config(TrainConfig, CONFIG, overrides).steps
-    if not (run / CHECKPOINTS / f"step-{steps:08d}").is_dir():
+    if not (run / CHECKPOINTS / folder_name(steps)).is_dir():
         command = [sys.executable, "-m", "editfoundry", "train", "editor", CONFIG, "-o", str(run), *settings]
         if subprocess.run(command, stdout=sys.stderr.fileno()).returncode:
             raise EditFoundryError(f"{run}: the miniature could not be trained; what stopped it is said above")

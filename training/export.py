@@ -13,7 +13,16 @@ from editfoundry.models.checkpoint import checkpoint_digest
 from editfoundry.models.editor.initialise import new_folder
 from editfoundry.models.editor.loading import Precision, change_settings, load_parts, read_index
 from editfoundry.models.editor.model import EditorModel
-from editfoundry.training.checkpoint import AVERAGE, TRAINED, CheckpointError, Tensors, complete, read_state, verify
+from editfoundry.training.checkpoint import (
+    AVERAGE,
+    TRAINED,
+    CheckpointError,
+    Tensors,
+    complete,
+    folder_name,
+    read_state,
+    verify,
+)
 from editfoundry.training.config import TrainConfig
 from editfoundry.training.parameters import merge_lora, prepare_parameters
 from editfoundry.training.rundir import CHECKPOINTS, saved_config
@@ -54,7 +63,7 @@ def chosen_weights(run: Path, step: int | None, ema: bool | None) -> Path:
     """The file of trained or averaged weights to export, once its checkpoint is verified."""
     found = complete(run / CHECKPOINTS)
     if step is not None:
-        found = [path for path in found if int(path.name.removeprefix("step-")) == step]
+        found = [path for path in found if path.name == folder_name(step)]
     if not found:
         raise UsageError(f"{run}: has no checkpoint{'' if step is None else f' of step {step}'} to export")
     checkpoint = found[-1]

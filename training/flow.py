@@ -12,6 +12,8 @@ from torch import Generator, Tensor
 
 from editfoundry.training.config import Timesteps
 
+GUIDANCE = 1.0
+"""In training; the distilled guidance of FLUX is turned up only when generating."""
 LOW_TOKENS = 256
 HIGH_TOKENS = 4096
 

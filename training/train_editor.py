@@ -5,24 +5,20 @@ The configuration says what is trained, accelerate's own file says on what. Repe
 
 import sys
 import tempfile
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from editfoundry.core.config import load_config
-from editfoundry.core.errors import EditFoundryError
-from editfoundry.core.failures import report_failure
+from editfoundry.training import entry
 from editfoundry.training.config import TrainConfig
 
 
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
     """The command line."""
-    parser = ArgumentParser(prog="editfoundry.training.train_editor", description="Train the editor, or resume.")
-    parser.add_argument("config", help="a YAML file, or the name of a packaged one (train/stage1.yaml)")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder of the run; an unfinished run resumes")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting; repeatable"
+    parser = entry.parser(
+        "train_editor", "Train the editor, or resume.", "folder of the run; an unfinished run resumes"
     )
     parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and stop there")
     parser.add_argument("--json", action="store_true", help="print JSON for machines")
@@ -65,12 +61,9 @@ def train(arguments: Namespace) -> None:
 
 
 def main() -> None:
-    """Entry point: expected failures become one line on stderr and their exit code."""
+    """Entry point."""
     arguments = parse()
-    try:
-        train(arguments)
-    except (EditFoundryError, OSError) as error:
-        sys.exit(report_failure(error))
+    entry.run(lambda: train(arguments))
 
 
 if __name__ == "__main__":

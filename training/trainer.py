@@ -47,8 +47,6 @@ from editfoundry.training.rundir import INDEX
 from editfoundry.training.sharding import build_engine
 from editfoundry.training.validation import Validator
 
-GUIDANCE = 1.0
-"""In training; the distilled guidance of FLUX is turned up only when generating."""
 SIGMA_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -189,7 +187,7 @@ class Trainer:
         with self.autocast():
             x0, condition = self.encode(batch)
             noisy = flow.noised(x0, batch.noise, batch.sigma)
-            prediction = self.engine.forward(noisy, batch.sigma, condition, GUIDANCE)
+            prediction = self.engine.forward(noisy, batch.sigma, condition, flow.GUIDANCE)
         target = latents.pack(flow.target(x0, batch.noise))
         sums = flow.weighted_squares(prediction, target, batch.weight)
         return sums, Lengths.of(noisy.shape, condition), condition.text_mask.sum(1)

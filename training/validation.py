@@ -65,7 +65,7 @@ class Validator:
         processor: EditorProcessor,
         buckets: Buckets,
     ) -> None:
-        self.options, self.seed, self.accelerator = config.validation, config.seed, accelerator
+        self.options, self.accelerator = config.validation, accelerator
         self.folder, self.pipeline, self.encoders = run / VALIDATION, pipeline, encoders
         self.kontext = pipeline.sees_latents
         with accelerator.main_process_first():
@@ -136,7 +136,7 @@ class Validator:
         found: list[tuple[str, float, float, float]] = []
         for level in self.options.sigmas:
             sigma = torch.full_like(batch.sigma, level)
-            prediction = forward(flow.noised(x0, batch.noise, sigma), sigma, condition, 1.0).float()
+            prediction = forward(flow.noised(x0, batch.noise, sigma), sigma, condition, flow.GUIDANCE)
             target = latents.pack(flow.target(x0, batch.noise))
             loss = flow.weighted_squares(prediction, target, batch.weight) / tokens
             copied = latents.pack(flow.identity_error(x0, source, sigma))
@@ -247,9 +247,7 @@ def in_groups(rows: Sequence[int], index: ShardIndex, buckets: Buckets, most: in
     """The rows by bucket, at most `most` together."""
     by_bucket: dict[int, list[int]] = defaultdict(list)
     for row in rows:
-        entry = index.rows[row]
-        pictures = 2 if entry["reference_length"] else 1
-        by_bucket[int(buckets.of(entry["width"], entry["height"], pictures))].append(row)
+        by_bucket[int(buckets.of_rows(index.rows[row]))].append(row)
     groups, first = [], 0
     for bucket in sorted(by_bucket):
         members = by_bucket[bucket]

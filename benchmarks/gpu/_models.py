@@ -18,6 +18,8 @@ from tiny.diffusion import clip_tokenizer, t5_tokenizer
 from tiny.language import CHAT_TEMPLATE, qwen_tokenizer
 from tiny.perception import CLIP_MEAN, CLIP_STD, bert_tokenizer
 
+from editfoundry.models.editor.miniature import flux_scheduler
+
 Parts = dict[str, Any]
 
 
@@ -221,20 +223,6 @@ def sdxl_pipelines(base: Parts, control: Parts) -> tuple[Any, Any]:
     for pipe in (plain, controlled):
         pipe.set_progress_bar_config(disable=True)
     return plain, controlled
-
-
-def flux_scheduler() -> Any:
-    """The sampler of FLUX.1-dev and FLUX.1-Fill-dev."""
-    from diffusers import FlowMatchEulerDiscreteScheduler
-
-    return FlowMatchEulerDiscreteScheduler(
-        shift=3.0,
-        use_dynamic_shifting=True,
-        base_image_seq_len=256,
-        max_image_seq_len=4096,
-        base_shift=0.5,
-        max_shift=1.15,
-    )
 
 
 def flux_pipeline(parts: Parts) -> Any:

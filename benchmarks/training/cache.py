@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from _measure import Case, arguments, measure, report, timed
-from loader import write_dataset
+from loader import photographs_in, write_dataset
 
 from editfoundry.core.config import cache_root
 from editfoundry.models.editor import latents
@@ -51,12 +51,7 @@ def step(editor: Any, encoders: Any, optimiser: torch.optim.Optimizer, batch: Mi
 
 
 def main(options: argparse.Namespace) -> None:
-    photographs = sorted(options.photographs.glob("*.jpg"))
-    if not photographs:
-        sys.exit(
-            f"{options.photographs}: no photographs; `editfoundry quickstart` fetches some, or name a folder with "
-            "--photographs"
-        )
+    photographs = photographs_in(options.photographs)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = write_dataset(Path(name) / "dataset", photographs, options.samples, options.samples)

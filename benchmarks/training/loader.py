@@ -86,6 +86,14 @@ class PillowPair:
         return np.array(ImageOps.fit(image, (self.grid.width, self.grid.height), resample))
 
 
+def photographs_in(folder: Path) -> list[Path]:
+    """The JPEGs of a folder; ends the benchmark without any."""
+    found = sorted(folder.glob("*.jpg"))
+    if not found:
+        sys.exit(f"{folder}: no photographs; `editfoundry quickstart` fetches some, or name one with --photographs")
+    return found
+
+
 def write_dataset(folder: Path, photographs: Sequence[Path], samples: int, per_shard: int) -> Path:
     """Edits of photographs: a region becomes its negative; with mask, JSON, index and manifest."""
     folder.mkdir()
@@ -201,12 +209,7 @@ def raw_reads(index: ShardIndex) -> None:
 
 
 def main(options: argparse.Namespace) -> None:
-    photographs = sorted(options.photographs.glob("*.jpg"))
-    if not photographs:
-        sys.exit(
-            f"{options.photographs}: no photographs; `editfoundry quickstart` fetches some, or name a folder with "
-            "--photographs"
-        )
+    photographs = photographs_in(options.photographs)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = write_dataset(Path(name) / "dataset", photographs, options.samples, -(-options.samples // 4))

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
 from _measure import Case, arguments, measure, report
-from loader import write_dataset
+from loader import photographs_in, write_dataset
 
 from editfoundry.core.config import cache_root
 from editfoundry.models.editor import latents
@@ -28,7 +28,7 @@ from editfoundry.training.config import TrainConfig
 from editfoundry.training.data.batch import MicroBatch, Pictures
 from editfoundry.training.metrics import read_metrics
 from editfoundry.training.sharding import make_accelerator
-from editfoundry.training.trainer import GUIDANCE, Trainer
+from editfoundry.training.trainer import Trainer
 
 Started = TypeVar("Started", bound=Trainer)
 WARM_UP = 3
@@ -81,7 +81,7 @@ class Contenders:
             with torch.no_grad():
                 condition = encoders.condition(content.inputs, content.references)
                 x0 = latents.sample(vae, encoders.moments(content.target), batch.posterior_noise)
-            prediction = model(flow.noised(x0, batch.noise, batch.sigma), batch.sigma, condition, GUIDANCE)
+            prediction = model(flow.noised(x0, batch.noise, batch.sigma), batch.sigma, condition, flow.GUIDANCE)
             sums = flow.weighted_squares(prediction, latents.pack(flow.target(x0, batch.noise)), batch.weight)
             (sums.sum() / batch.weight.numel()).backward()
             torch.nn.utils.clip_grad_norm_(made.parameters.values(), self.config.optimiser.clip)
@@ -101,10 +101,7 @@ class Contenders:
 
 
 def main(options: argparse.Namespace) -> None:
-    photographs = sorted(options.photographs.glob("*.jpg"))
-    if not photographs:
-        sys.exit(f"{options.photographs}: no photographs; `editfoundry quickstart` fetches some, or name a folder with "
-                 "--photographs")  # fmt: skip
+    photographs = photographs_in(options.photographs)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)

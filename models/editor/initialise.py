@@ -22,12 +22,12 @@ from rich.console import Console
 from safetensors import safe_open
 
 from editfoundry.core.config import Config
-from editfoundry.core.errors import ConfigError, ModelMissing, UsageError
+from editfoundry.core.errors import ConfigError, ModelMissing
 from editfoundry.core.hashing import seed_for
 from editfoundry.models.checkpoint import TorchOptions, checkpoint_path
 from editfoundry.models.diffusion.runtime import from_folder
 from editfoundry.models.editor.connector import Connector
-from editfoundry.models.editor.loading import INDEX, MODELS, OTHERS, PIPELINE, EditorSettings
+from editfoundry.models.editor.loading import INDEX, MODELS, OTHERS, PIPELINE, EditorSettings, refuse_existing
 
 STORED: dict[str, Literal["float32", "bfloat16", "float16"]] = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """Names of precisions in a safetensors header, and torch's."""
@@ -79,8 +79,7 @@ def new_folder(out: Path) -> Iterator[Path]:
 
     Raises UsageError when `out` exists.
     """
-    if out.exists():
-        raise UsageError(f"{out}: already exists; an editor is never written over: name another folder, or delete it")
+    refuse_existing(out)
     if not torch.cuda.is_available():  # saving looks at DeepSpeed, which would say on stdout that it finds no GPU
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     out.parent.mkdir(parents=True, exist_ok=True)

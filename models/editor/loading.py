@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from editfoundry.core.config import Config, validate
-from editfoundry.core.errors import ModelMissing
+from editfoundry.core.errors import ModelMissing, UsageError
 from editfoundry.models.checkpoint import TorchOptions
 from editfoundry.models.diffusion.runtime import from_folder
 
@@ -77,6 +77,12 @@ def read_index(folder: Path) -> tuple[EditorSettings, list[str]]:
         if name in MODELS:
             _check_weights(folder / name)
     return checked, present
+
+
+def refuse_existing(out: Path) -> None:
+    """Raise UsageError when there is something where an editor is to be written."""
+    if out.exists():
+        raise UsageError(f"{out}: already exists; an editor is never written over: name another folder, or delete it")
 
 
 def change_settings(folder: Path, **changes: Any) -> None:

@@ -135,7 +135,7 @@ def miniature_parts(size: Size, *, seed: int, visual: bool) -> dict[str, Any]:
         "visual_connector": _visual_connector(size, seed) if visual else None,
         "transformer": _transformer(size, seed),
         "vae": _vae(size, seed),
-        "scheduler": _scheduler(),
+        "scheduler": flux_scheduler(),
     }
 
 
@@ -284,8 +284,8 @@ def _vae(size: Size, seed: int) -> Any:
         ).eval()
 
 
-def _scheduler() -> Any:
-    """FLUX.1-dev's."""
+def flux_scheduler() -> Any:
+    """The sampler of FLUX.1-dev and FLUX.1-Fill-dev."""
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     return FlowMatchEulerDiscreteScheduler(

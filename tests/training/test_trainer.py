@@ -20,8 +20,9 @@ from training_run import finished, forked, launched, rows, settings, wait_until,
 from editfoundry.core.errors import UsageError
 from editfoundry.training.checkpoint import Checkpoints, complete
 from editfoundry.training.config import TrainConfig
+from editfoundry.training.flow import GUIDANCE
 from editfoundry.training.sharding import make_accelerator
-from editfoundry.training.trainer import GUIDANCE, NonFinite, Trainer
+from editfoundry.training.trainer import NonFinite, Trainer
 
 
 @pytest.fixture(scope="module")

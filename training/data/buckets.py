@@ -48,6 +48,10 @@ class Buckets:
             grid += wide**2 * (below.height * above.height) > high**2 * (below.width * above.width)
         return grid * MAX_PICTURES + count - 1
 
+    def of_rows(self, rows: NDArray[Any]) -> NDArray[np.int64]:
+        """Buckets of rows of a shard index (records of `ROW`, any shape)."""
+        return self.of(rows["width"], rows["height"], 1 + (rows["reference_length"] > 0))
+
     def grid(self, bucket: int) -> Grid:
         """The grid of a bucket."""
         return self.grids[bucket // MAX_PICTURES]

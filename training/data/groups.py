@@ -80,5 +80,5 @@ def _group_numbers(index: ShardIndex, buckets: Buckets, shape: tuple[int, ...]) 
     """The group of each row, some rows at a time, read in order and not through the index's mapping."""
     with (index.folder / ROWS).open("rb") as file:
         while len(rows := np.fromfile(file, ROW, _CHUNK)):
-            bucket = buckets.of(rows["width"], rows["height"], 1 + (rows["reference_length"] > 0))
+            bucket = buckets.of_rows(rows)
             yield np.ravel_multi_index((bucket, rows["dataset"], rows["type"]), shape).astype(np.int64)

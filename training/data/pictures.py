@@ -78,8 +78,7 @@ class PictureReader:
 
     def bucket(self, row: int) -> int:
         """The bucket of a row."""
-        entry = self.index.rows[row]
-        return int(self.buckets.of(entry["width"], entry["height"], 2 if entry["reference_length"] else 1))
+        return int(self.buckets.of_rows(self.index.rows[row]))
 
     def sample(self, row: int, bucket: int) -> Sample:
         """One sample on its grid. Raises as `read`."""

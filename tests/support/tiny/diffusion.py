@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from editfoundry.models.editor.miniature import flux_scheduler
+
 TOKENIZERS = Path(__file__).parents[2] / "assets" / "tokenizers"
 TEXT, LATENT, TOKENS = 32, 4, 4
 """Width of the text towers, channels of the latents, image tokens of the IP-Adapter."""
@@ -330,26 +332,13 @@ def _flux_parts() -> dict[str, Any]:
     with random_weights():
         encoder = T5EncoderModel(config)
     return {
-        "scheduler": _flow_scheduler(),
+        "scheduler": flux_scheduler(),
         "vae": _vae(use_quant_conv=False, use_post_quant_conv=False, shift_factor=0.0609, scaling_factor=1.5035),
         "text_encoder": _clip_text("CLIPTextModel", clip),
         "tokenizer": clip,
         "text_encoder_2": encoder,
         "tokenizer_2": t5,
     }
-
-
-def _flow_scheduler() -> Any:
-    from diffusers import FlowMatchEulerDiscreteScheduler
-
-    return FlowMatchEulerDiscreteScheduler(
-        shift=3.0,
-        use_dynamic_shifting=True,
-        base_image_seq_len=256,
-        max_image_seq_len=4096,
-        base_shift=0.5,
-        max_shift=1.15,
-    )
 
 
 def _qwen_parts() -> dict[str, Any]:
@@ -377,7 +366,7 @@ def _qwen_parts() -> dict[str, Any]:
             axes_dims_rope=(4, 6, 6),
         )
     return {
-        "scheduler": _flow_scheduler(),
+        "scheduler": flux_scheduler(),
         "vae": vae,
         "text_encoder": text_encoder,
         "tokenizer": tokenizer,
