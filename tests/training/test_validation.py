@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny.editor import tiny_editor
-from training_data import edits, write_dataset
+from training_data import edits, members, scene, write_dataset
 from training_run import finished, forked, launched, rows, settings, write_settings
 
+from editfoundry.core.images import decode
 from editfoundry.models.editor.latents import pack
 from editfoundry.models.editor.types import Condition
 from editfoundry.training.config import DatasetSpec, TrainConfig
@@ -60,6 +62,21 @@ def test_an_editor_that_gives_back_its_source_is_at_the_identity_baseline(
     assert row["loss"] == pytest.approx(row["identity_loss"], rel=1e-4)
     assert row["loss_by_type"] == pytest.approx(row["identity_by_type"], rel=1e-4)
     assert row["loss_by_sigma"]["0.3"] == pytest.approx(row["loss_by_sigma"]["0.7"] * (0.7 / 0.3) ** 2, rel=1e-3)
+
+
+def test_the_error_of_giving_the_source_back_is_that_of_the_stored_pictures_where_the_mask_is(
+    model: Path, dataset: Path, tmp_path: Path
+) -> None:
+    trainer, validator = ready(plain_settings(model, dataset), tmp_path / "run")
+    errors = []
+    for edit in edits(7)[4:]:
+        stored, (_, _, area) = members(edit), scene(edit)
+        source, result = (decode(stored[f"{name}.jpg"]) / 127.5 - 1 for name in ("source", "result"))
+        tokens = area.reshape(16, 4, 16, 4).any((1, 3)).repeat(4, 0).repeat(4, 1)  # a token is 4 x 4 pixels
+        errors.append(float(np.square(source - result)[tokens].mean()))
+    row = validator.run(0, trainer.engine.forward)
+    assert row["identity_area_error"] == pytest.approx(np.mean(errors), rel=1e-5)
+    assert row["edited_area_error"] != row["identity_area_error"]
 
 
 def test_it_is_of_the_averaged_weights(model: Path, dataset: Path, tmp_path: Path) -> None:
