@@ -51,8 +51,8 @@ class Loader(DataLoader[MicroBatch]):  # type: ignore[misc]
                 batch = next(batches)
             except StopIteration:
                 return
-            except RuntimeError as error:
-                if "DataLoader worker" not in str(error):
+            except (RuntimeError, ConnectionError, FileNotFoundError, EOFError) as error:
+                if not _lost(error):
                     raise
                 said = " ".join(str(error).split())[:150]
                 raise WorkerLost(
@@ -88,6 +88,15 @@ def build_loader(
         generator=torch.Generator(),  # else every pass draws a number from torch's global generator
         **ahead,
     )
+
+
+def _lost(error: Exception) -> bool:
+    """Whether a worker is gone. torch notices at the next wait; before, the tensors of a batch that the worker had
+
+    finished cannot be fetched from it: a connection refused or cut. What a worker itself raised starts with "Caught".
+    """
+    said = str(error)
+    return not said.startswith("Caught ") and ("DataLoader worker" in said or not isinstance(error, RuntimeError))
 
 
 def as_it_is(batch: MicroBatch) -> MicroBatch:
