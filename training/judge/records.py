@@ -1,0 +1,52 @@
+"""Judged edits, from whatever file they came: what the trainer learns from. Pictures are named here, not read."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class PictureRef:
+    """A picture's bytes: a file, or `length` bytes from `offset` of one (a member of a shard)."""
+
+    path: Path
+    offset: int = 0
+    length: int = 0
+
+
+@dataclass(frozen=True)
+class Record:
+    """A judged edit. scores: by key of the rubric's dimension, fractions allowed, dimensions may be missing.
+
+    photograph: hash that tells which photograph it began with; validation keeps photographs apart. group: equal for
+    results of one picture and instruction, which can be ranked. corruption: name and degree (`blur-2`) applied to the
+    result when it is read; empty for a picture that is used as it is. weight: in the loss.
+    """
+
+    id: str
+    source: PictureRef
+    result: PictureRef
+    instruction: str
+    type: str
+    scores: Mapping[str, float]
+    photograph: str
+    group: str
+    reason: str = ""
+    corruption: str = ""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice between two results of one instruction."""
+
+    id: str
+    source: PictureRef
+    first: PictureRef
+    second: PictureRef
+    instruction: str
+    type: str
+    preferred: Literal["first", "tie", "second"]
+    photograph: str
+    weight: float = 1.0
