@@ -17,9 +17,9 @@ Steps = Literal["chained", "independent"]
 each score by itself, right after the question.
 """
 Order = Literal["compat", "fast"]
-"""compat: text and instruction, then the picture before, then the picture after, as the released prompts are. fast: what
+"""compat: text and instruction, then the picture before, then the picture after, as the released prompts are. fast:
 
-many questions share comes first (rubric, picture before), then the picture after, then the instruction.
+what many questions share comes first (rubric, picture before), then the picture after, then the instruction.
 """
 
 

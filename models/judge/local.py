@@ -1,0 +1,398 @@
+"""The judge in this process: Qwen2.5-VL through transformers, with the work that questions share done once."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from editfoundry.core.errors import EditFoundryError, UsageError
+from editfoundry.core.text import one_line
+from editfoundry.models.checkpoint import checkpoint_digest, checkpoint_path
+from editfoundry.models.judge.encode import PromptEncoder, UnfitPicture
+from editfoundry.models.judge.expected import ScoreTokens, score_tokens
+from editfoundry.models.judge.folder import DIMENSIONS, read_regression, read_settings
+from editfoundry.models.judge.parser import Misread, parse_reason, parse_reply
+from editfoundry.models.judge.prefix import Branches, Counts, Features, Prefill, Question
+from editfoundry.models.judge.rubric import CHOICES, REASON, Dimension, Prompt, Rubric, Slot, load_rubric
+from editfoundry.models.judge.types import Case, Comparison, Head, Order, Preference, Scored, Steps
+from editfoundry.models.language.local import ChatModelOptions, Resident, resident
+from editfoundry.models.protocols import Image, Unanswered
+
+FEATURE_BYTES = 1 << 29
+"""Encoded pictures that are kept, in bytes."""
+LONGEST_REASON = 300
+CONTEXT_KEY = "max_position_embeddings"
+
+
+class LocalJudgeOptions(ChatModelOptions):
+    """How a local judge is loaded and asked. checkpoint: a folder, or an id of the model store.
+
+    max_new_tokens: most tokens of a reply, or of its reason. batch: questions side by side.
+    share: read what questions share once; off, each question is read by itself, for comparison.
+    """
+
+    rubric: str = "edit"
+    head: Head = "expected"
+    steps: Steps = "chained"
+    order: Order = "compat"
+    min_pixels: int = Field(default=4 * 28 * 28, ge=4 * 28 * 28)
+    max_new_tokens: int = Field(default=256, ge=8)
+    share: bool = True
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One question to the model: whose it is, for which dimension (None: all), and what it shows."""
+
+    case: int
+    dimension: int | None
+    question: Question
+
+
+class LocalJudge:
+    """`EditJudge` on a local model. counts: the work done so far."""
+
+    def __init__(self, options: LocalJudgeOptions) -> None:
+        if options.max_pixels < options.min_pixels:
+            raise UsageError(f"max_pixels {options.max_pixels} is below min_pixels {options.min_pixels}")
+        self.options = options
+        self.rubric: Rubric = load_rubric(options.rubric)
+        self.counts = Counts()
+        self._resident: Resident | None = None
+
+    def provenance(self) -> dict[str, Any]:
+        """What a score depends on; see `EditJudge`."""
+        options, settings = self.options, read_settings(self._folder())
+        written = (
+            "the whole reply" if options.order == "compat" else "its reason; the scores are read from probabilities"
+        )
+        return {
+            "kind": "local",
+            "model": Path(options.checkpoint).name or options.checkpoint,
+            "digest": checkpoint_digest(options.checkpoint),
+            "trained": settings is not None,
+            "miniature": settings is not None and settings.miniature,
+            "dtype": options.dtype,
+            "rubric": {"name": self.rubric.name, "version": self.rubric.version, "digest": self.rubric.digest},
+            "head": options.head,
+            "steps": options.steps if options.head == "expected" else None,
+            "order": options.order,
+            "min_pixels": options.min_pixels,
+            "max_pixels": options.max_pixels,
+            "reason": written if options.head == "generate" else "none is written",
+            "max_new_tokens": options.max_new_tokens if options.head == "generate" else None,
+        }
+
+    def load(self) -> None:
+        """Load the weights unless they are loaded. Raises ModelMissing, and UsageError for a head that it lacks."""
+        if self._resident is not None:
+            return
+        options = self.options
+        held = resident(options.checkpoint, options.where(), options.precision())
+        self.encoder = PromptEncoder(
+            held.processor, held.model.config, options.min_pixels, options.max_pixels, held.control_tokens
+        )
+        features = Features(held.model.model, FEATURE_BYTES, self.counts)
+        self._prefill = Prefill(held.model.model, features, self.counts, options.batch, options.share)
+        self._regression: dict[str, Tensor] = {}
+        if options.head == "regression":
+            loaded = read_regression(self._folder(), int(held.model.config.text_config.hidden_size))
+            self._regression = {name: tensor.to(held.model.device) for name, tensor in loaded.items()}
+        self._resident = held
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def score(self, cases: Sequence[Case]) -> list[Scored | Unanswered]:
+        """One verdict per case, in order. A picture that cannot be shown is Unanswered(bad_picture); a question longer
+
+        than the model reads, Unanswered(too_long). Raises UsageError for a type that the rubric does not know.
+        """
+        self.load()
+        shown = _Shown(self)
+        results: dict[int, Scored | Unanswered] = {}
+        asked: list[Asked] = []
+        for number, case in enumerate(cases):
+            prompt = self.rubric.prompt(case.type, case.instruction, self.options.order)
+            try:
+                asked += self._ask(number, case, prompt, shown)
+            except (UnfitPicture, TooLong) as error:
+                results[number] = Unanswered("failed", error.reason, str(error))
+        read = {"expected": self._expected, "generate": self._generated, "regression": self._regressed}
+        results.update(read[self.options.head](cases, asked, shown))
+        return [results[number] for number in range(len(cases))]
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def prefer(self, comparisons: Sequence[Comparison]) -> list[Preference | Unanswered]:
+        """One preference per comparison, in order: the mean over both orders of showing the results."""
+        self.load()
+        shown, results = _Shown(self), dict[int, Preference | Unanswered]()
+        asked: list[Asked] = []
+        for number, one in enumerate(comparisons):
+            pictures: dict[Slot, Image] = {"source": one.source, "first": one.first, "second": one.second}
+            try:
+                for swapped in (False, True):
+                    prompt = self.rubric.comparison(one.type, one.instruction, self.options.order, swapped)
+                    asked.append(Asked(number, int(swapped), shown.question(prompt, pictures)))
+            except (UnfitPicture, TooLong) as error:
+                results[number] = Unanswered("failed", error.reason, str(error))
+        asked = [one for one in asked if one.case not in results]
+        choices = [self._single(choice) for choice in CHOICES]
+        shares: dict[tuple[int, int], list[float]] = {}
+        for branches in self._run(asked, shown):
+            given = torch.softmax(self._logits(branches).double(), -1)[:, choices].tolist()
+            for member, row in zip(branches.members, given, strict=True):
+                shares[asked[member].case, int(asked[member].dimension or 0)] = row
+        for number in {one.case for one in asked}:
+            results[number] = preference(shares[number, 0], shares[number, 1])
+        return [results[number] for number in range(len(comparisons))]
+
+    def _ask(self, number: int, case: Case, prompt: Prompt, shown: "_Shown") -> Iterator[Asked]:
+        """The questions about one case; a forced beginning of the reply is part of them."""
+        pictures: dict[Slot, Image] = {"source": case.source, "result": case.result}
+        options, dimensions = self.options, self.rubric.section(case.type).dimensions
+        if options.head == "expected" and options.steps == "independent":
+            for place in range(len(dimensions)):
+                yield Asked(
+                    number, place, shown.question(prompt, pictures, list(self._alone(dimensions[place]).pieces[0]))
+                )
+            return
+        begun: list[int] = []
+        if options.head == "expected":
+            begun = list(self._tokens_of(dimensions).pieces[0])
+        elif options.head == "generate" and options.order == "fast":
+            begun = self.encoder.reply_ids(REASON)
+        yield Asked(number, None, shown.question(prompt, pictures, begun))
+
+    def _expected(
+        self, cases: Sequence[Case], asked: Sequence[Asked], shown: "_Shown"
+    ) -> dict[int, Scored | Unanswered]:
+        found: dict[int, dict[int, tuple[list[float], float]]] = {}
+        for branches in self._run(asked, shown):
+            mine = [asked[member] for member in branches.members]
+            if self.options.steps == "independent":
+                tokens = [self._alone(self._dimensions(cases, one)[int(one.dimension or 0)]) for one in mine]
+                self._note(
+                    found, mine, [int(one.dimension or 0) for one in mine], *self._distribution(branches, tokens)
+                )
+                continue
+            self._chain(branches, mine, [self._tokens_of(self._dimensions(cases, one)) for one in mine], found)
+        return {number: self._scored(cases[number], by_place) for number, by_place in found.items()}
+
+    def _chain(
+        self,
+        branches: Branches,
+        mine: Sequence[Asked],
+        tokens: Sequence[ScoreTokens],
+        found: dict[int, dict[int, tuple[list[float], float]]],
+    ) -> list[list[int]]:
+        """Read score after score of one reply, each after the most probable ones before it; gives those by row."""
+        chosen: list[list[int]] = [[] for _ in mine]
+        for place in range(max(len(one.pieces) for one in tokens)):
+            if place:
+                self._prefill.extend(branches, [
+                    [*one.value(picked[-1]), *one.pieces[place]] if place < len(one.pieces) else []
+                    for one, picked in zip(tokens, chosen, strict=True)
+                ])  # fmt: skip
+            probabilities, uncovered = self._distribution(branches, tokens)
+            rows = [row for row, one in enumerate(tokens) if place < len(one.pieces)]
+            for row in rows:
+                best = int(probabilities[row].argmax())
+                chosen[row].append(tokens[row].scale.low + best)
+            self._note(found, [mine[row] for row in rows], [place] * len(rows), probabilities[rows], uncovered[rows])
+        return chosen
+
+    def _distribution(self, branches: Branches, tokens: Sequence[ScoreTokens]) -> tuple[Tensor, Tensor]:
+        """Probabilities [B, values] and uncovered mass [B] of the score that stands next on each branch."""
+        logits, after_one = self._logits(branches), None
+        if tokens[0].two_steps:
+            hidden, mask, following = branches.hidden, branches.mask, branches.following
+            self._prefill.extend(branches, [[one.digits[1]] for one in tokens])
+            after_one = self._logits(branches)
+            branches.cache.crop(1)
+            branches.hidden, branches.mask, branches.following = hidden, mask, following
+        return tokens[0].distribution(logits, after_one)
+
+    def _generated(
+        self, cases: Sequence[Case], asked: Sequence[Asked], shown: "_Shown"
+    ) -> dict[int, Scored | Unanswered]:
+        results: dict[int, Scored | Unanswered] = {}
+        for branches in self._run(asked, shown):
+            mine = [asked[member] for member in branches.members]
+            if self.options.order == "compat":
+                replies = self._decode(branches, until_line=False)
+                for one, reply in zip(mine, replies, strict=True):
+                    results[one.case] = self._parsed(cases[one.case], reply)
+                continue
+            reasons = self._decode(branches, until_line=True)
+            tokens = [self._tokens_of(self._dimensions(cases, one)) for one in mine]
+            line = self.encoder.reply_ids("\n")
+            self._prefill.extend(branches, [[*line, *one.pieces[0]] for one in tokens])
+            found: dict[int, dict[int, tuple[list[float], float]]] = {}
+            chosen = self._chain(branches, mine, tokens, found)
+            for one, reason, picked in zip(mine, reasons, chosen, strict=True):
+                keys = [dimension.key for dimension in self._dimensions(cases, one)]
+                scores = dict(zip(keys, map(float, picked), strict=True))
+                results[one.case] = Scored(scores, reason=one_line(reason or "", LONGEST_REASON), reply=reason or "")
+        return results
+
+    def _decode(self, branches: Branches, *, until_line: bool) -> list[str | None]:
+        """Greedy text on every branch, up to the end of the turn (or of the line, which is not part of it); None where
+
+        the end did not come within the limit (for a line: the text so far).
+        """
+        assert self._resident is not None
+        written: list[list[int]] = [[] for _ in branches.members]
+        going = set(range(len(written)))
+        for _ in range(self.options.max_new_tokens):
+            following = self._logits(branches).argmax(-1).tolist()
+            for row in sorted(going):
+                ends = following[row] in self._resident.end or (until_line and "\n" in self._text([following[row]]))
+                if ends:
+                    going.discard(row)
+                else:
+                    written[row].append(following[row])
+            if not going:
+                break
+            self._prefill.extend(branches, [[written[row][-1]] if row in going else [] for row in range(len(written))])
+        texts = [self._text(tokens) for tokens in written]
+        return [None if row in going and not until_line else text for row, text in enumerate(texts)]
+
+    def _parsed(self, case: Case, reply: str | None) -> Scored | Unanswered:
+        dimensions = self.rubric.section(case.type).dimensions
+        if reply is None:
+            return Unanswered("failed", "truncated", f"no end within {self.options.max_new_tokens} tokens")
+        read = parse_reply(reply, dimensions, self.rubric.scale)
+        if isinstance(read, Misread):
+            return Unanswered("failed", read.reason, read.detail)
+        scores = {dimension.key: float(read[dimension.key]) for dimension in dimensions}
+        return Scored(scores, reason=parse_reason(reply, dimensions), reply=reply)
+
+    def _regressed(
+        self, cases: Sequence[Case], asked: Sequence[Asked], shown: "_Shown"
+    ) -> dict[int, Scored | Unanswered]:
+        results: dict[int, Scored | Unanswered] = {}
+        for branches in self._run(asked, shown):
+            out = torch.nn.functional.linear(
+                branches.hidden.float(), self._regression["weight"], self._regression["bias"]
+            )
+            means, deviations = out[:, :DIMENSIONS].double(), (out[:, DIMENSIONS:] / 2).exp().double()
+            for member, mean, deviation in zip(branches.members, means.tolist(), deviations.tolist(), strict=True):
+                one = asked[member]
+                keys = [dimension.key for dimension in self._dimensions(cases, one)]
+                results[one.case] = Scored(
+                    dict(zip(keys, mean, strict=False)), deviations=dict(zip(keys, deviation, strict=False))
+                )
+        return results
+
+    def _run(self, asked: Sequence[Asked], shown: "_Shown") -> Iterator[Branches]:
+        """The questions' ends, in batches of one kind of reply."""
+        self._prefill.patches = shown.patches
+        return self._prefill.run([one.question for one in asked])
+
+    def _scored(self, case: Case, by_place: dict[int, tuple[list[float], float]]) -> Scored:
+        keys = [dimension.key for dimension in self.rubric.section(case.type).dimensions]
+        values = list(self.rubric.scale.values)
+        probabilities = {key: tuple(by_place[place][0]) for place, key in enumerate(keys)}
+        scores = {
+            key: sum(p * value for p, value in zip(row, values, strict=True)) for key, row in probabilities.items()
+        }
+        return Scored(scores, probabilities, max(by_place[place][1] for place in range(len(keys))))
+
+    def _note(
+        self,
+        found: dict[int, dict[int, tuple[list[float], float]]],
+        mine: Sequence[Asked],
+        places: Sequence[int],
+        probabilities: Tensor,
+        uncovered: Tensor,
+    ) -> None:
+        rows = zip(mine, places, probabilities.tolist(), uncovered.tolist(), strict=True)
+        for one, place, row, mass in rows:
+            found.setdefault(one.case, {})[place] = (row, max(0.0, mass))
+
+    def _dimensions(self, cases: Sequence[Case], one: Asked) -> tuple[Dimension, ...]:
+        return self.rubric.section(cases[one.case].type).dimensions
+
+    def _tokens_of(self, dimensions: Sequence[Dimension]) -> ScoreTokens:
+        key = tuple(dimensions)
+        if key not in self._layouts:
+            self._layouts[key] = score_tokens(self.encoder.reply_ids, dimensions, self.rubric.scale)
+        return self._layouts[key]
+
+    def _alone(self, dimension: Dimension) -> ScoreTokens:
+        return self._tokens_of((dimension,))
+
+    @cached_property
+    def _layouts(self) -> dict[tuple[Dimension, ...], ScoreTokens]:
+        return {}
+
+    def _logits(self, branches: Branches) -> Tensor:
+        assert self._resident is not None
+        logits: Tensor = self._resident.model.lm_head(branches.hidden)
+        return logits.float()
+
+    def _text(self, tokens: list[int]) -> str:
+        text: str = self.encoder.tokenizer.decode(tokens, skip_special_tokens=True)
+        return text
+
+    def _single(self, choice: str) -> int:
+        tokens = self.encoder.reply_ids(choice)
+        if len(tokens) != 1:
+            raise EditFoundryError(f"the tokenizer does not write the answer {choice} as one token")
+        return tokens[0]
+
+    def _folder(self) -> Path:
+        return checkpoint_path(self.options.checkpoint)
+
+
+class TooLong(EditFoundryError):
+    """A question with more tokens than the model reads."""
+
+    reason = "too_long"
+
+
+class _Shown:
+    """The pictures of one call, by digest."""
+
+    def __init__(self, judge: LocalJudge) -> None:
+        self._encoder = judge.encoder
+        assert judge._resident is not None
+        self._most = int(getattr(judge._resident.model.config.text_config, CONTEXT_KEY))
+        self._pictures: dict[str, Image] = {}
+        self._digests: dict[int, str] = {}
+        self.patches: Callable[[str], Any] = lambda digest: self._encoder.patches(self._pictures[digest])
+
+    def question(self, prompt: Prompt, pictures: dict[Slot, Image], begun: Sequence[int] = ()) -> Question:
+        """A prompt with its pictures, followed by the tokens that its reply has to begin with."""
+        grids = {slot: self._encoder.grid(*picture.shape[:2]) for slot, picture in pictures.items()}
+        tokens = self._encoder.tokens(prompt, grids)
+        ids = torch.cat([tokens.ids, torch.tensor(list(begun), dtype=torch.int64)])
+        if len(ids) > self._most:
+            raise TooLong(f"the question has {len(ids)} tokens, the model reads {self._most}; lower --max-pixels")
+        after = tokens.positions.max() + 1 + torch.arange(len(begun))
+        positions = torch.cat([tokens.positions, after.expand(3, -1)], 1)
+        digests = [self._digest(pictures[slot]) for slot in tokens.pictures]
+        return Question.of(ids, positions, digests, self._encoder.image_token)
+
+    def _digest(self, picture: Image) -> str:
+        known = self._digests.get(id(picture))
+        if known is None:
+            known = self._digests[id(picture)] = self._encoder.digest(picture)
+            self._pictures[known] = picture
+        return known
+
+
+def preference(straight: Sequence[float], swapped: Sequence[float]) -> Preference:
+    """What both orders of showing two results come to. Each: probabilities of A, B and neither, as shown.
+
+    In the swapped order A is the second result.
+    """
+    covered = sum(straight), sum(swapped)
+    one = [share / covered[0] for share in straight]
+    two = [swapped[1] / covered[1], swapped[0] / covered[1], swapped[2] / covered[1]]
+    first, second, tie = ((a + b) / 2 for a, b in zip(one, two, strict=True))
+    return Preference(first, tie, second, one.index(max(one)) == two.index(max(two)), 1 - min(covered))
