@@ -7,7 +7,7 @@ but for the rounding of batched arithmetic.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,7 +118,8 @@ class Prefill:
 
         of the beginnings that it shares.
         """
-        yield from self._node(questions, list(range(len(questions))), 0, None)
+        left = yield from self._node(questions, list(range(len(questions))), 0, None)
+        yield from self._leaves(questions, left, 0, None)
 
     def extend(self, branches: Branches, tokens: Sequence[Sequence[int]]) -> None:
         """Read some tokens more on every branch; one without any stays as it is."""
@@ -136,29 +137,35 @@ class Prefill:
         branches.following = branches.following + lengths
         self.counts.decode_tokens += int(lengths.sum())
 
-    def _node(self, questions: Sequence[Question], members: list[int], start: int, cache: Any) -> Iterator[Branches]:
-        """Questions that have `start` tokens in common, which `cache` holds."""
+    def _node(
+        self, questions: Sequence[Question], members: list[int], start: int, cache: Any
+    ) -> Generator[Branches, None, list[int]]:
+        """Questions that have `start` tokens in common, which `cache` holds. Gives back those that share too little."""
         end = _common(questions, members, start) if len(members) > 1 and self.share else start
-        if end - start >= LEAST_SHARED:
+        shared = end - start >= LEAST_SHARED
+        if shared:
             cache = self._fork(cache, 1)
             embeds, positions = self._span(questions[members[0]], start, end)
-            ones = torch.ones(1, end, dtype=torch.int64, device=embeds.device)
-            self._forward(embeds, positions, ones, cache)
+            self._forward(embeds, positions, torch.ones(1, end, dtype=torch.int64, device=embeds.device), cache)
             self.counts.prefill_tokens += end - start
             start = end
         groups: OrderedDict[Any, list[int]] = OrderedDict()
         for member in members:
             groups.setdefault(questions[member].keys[end], []).append(member)
-        leaves: list[int] = []
+        left: list[int] = []
         for group in groups.values():
             smaller = self.share and 1 < len(group) < len(members)
-            if smaller and _common(questions, group, start) - start >= LEAST_SHARED:
-                yield from self._node(questions, group, start, cache)
-            else:
-                leaves += group
-        leaves.sort(key=lambda member: len(questions[member].ids))
-        for first in range(0, len(leaves), self.batch):
-            yield self._leaf(questions, leaves[first : first + self.batch], start, cache)
+            left += (yield from self._node(questions, group, start, cache)) if smaller else group
+        if not shared:
+            return left
+        yield from self._leaves(questions, left, start, cache)
+        return []
+
+    def _leaves(self, questions: Sequence[Question], members: list[int], start: int, cache: Any) -> Iterator[Branches]:
+        """The rest of the questions, those of about equal length side by side."""
+        members = sorted(members, key=lambda member: len(questions[member].ids))
+        for first in range(0, len(members), self.batch):
+            yield self._leaf(questions, members[first : first + self.batch], start, cache)
 
     def _leaf(self, questions: Sequence[Question], members: list[int], start: int, cache: Any) -> Branches:
         """The rest of each question, read side by side."""
