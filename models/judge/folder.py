@@ -17,12 +17,16 @@ DIMENSIONS = 3
 
 
 class JudgeSettings(Config):
-    """What a judge was trained with. miniature: its weights were random before; it only shows that the parts work."""
+    """What a judge was trained with. head: the one to ask unless told otherwise. heads: all that were trained.
+
+    miniature: its weights were random before; it only shows that the parts work.
+    """
 
     format: Literal[1] = 1
     rubric: str
     rubric_digest: str
     order: Order
+    head: Head
     heads: tuple[Head | Literal["ranking", "preference"], ...]
     min_pixels: int
     max_pixels: int
