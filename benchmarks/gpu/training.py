@@ -40,9 +40,10 @@ from editfoundry.training.config import TrainConfig
 from editfoundry.training.data.batch import Features, MicroBatch, Pictures
 from editfoundry.training.ema import Ema
 from editfoundry.training.flops import Flops
+from editfoundry.training.loop import peak_memory
 from editfoundry.training.parameters import frozen_dtype, prepare_parameters, store_float8
 from editfoundry.training.sharding import build_engine, make_accelerator
-from editfoundry.training.trainer import Trainer, peak_memory
+from editfoundry.training.trainer import Trainer
 
 PACKAGES = ("editfoundry", "torch", "transformers", "diffusers", "accelerate", "peft")
 STAGES = ("stage1", "lora", "stage2")

@@ -21,8 +21,9 @@ from editfoundry.core.errors import UsageError
 from editfoundry.training.checkpoint import Checkpoints, complete
 from editfoundry.training.config import TrainConfig
 from editfoundry.training.flow import GUIDANCE
+from editfoundry.training.loop import NonFinite
 from editfoundry.training.sharding import make_accelerator
-from editfoundry.training.trainer import NonFinite, Trainer
+from editfoundry.training.trainer import Trainer
 
 
 @pytest.fixture(scope="module")
