@@ -61,6 +61,7 @@ class Curves:
         return max((curve.width for curve in self.train.values()), default=1)
 
     def _add(self, row: Row) -> None:
+        assert isinstance(row, TrainRow | ValidationRow), "a judge's run has another report"
         plain = row.model_dump()
         curves = self.train if isinstance(row, TrainRow) else self.validation
         for name, value in numbers(plain):

@@ -85,7 +85,61 @@ class ValidationRow(_Row):
     grid: str | None = None
 
 
-Row = TrainRow | ValidationRow
+class JudgeRow(_Row):
+    """One optimiser step of a judge's training, over all ranks.
+
+    loss: the weighted sum of `loss_by_head`, each per unit of its weight. samples: judged edits; sequences: of tokens.
+    """
+
+    kind: Literal["judge"]
+    step: int = Field(ge=0)
+    epoch: Number
+    loss: Number | None
+    loss_by_head: dict[str, Number | None] = {}
+    lr: Number
+    grad_norm: Number | None
+    samples: int
+    tokens: int
+    skipped_step: bool = False
+    seconds: Number
+    data_wait: Number
+    samples_per_s: Number
+    tokens_per_s: Number
+    peak_memory_bytes: int | None = None
+
+
+class HeadReport(_Row):
+    """How a head's scores agree with the given ones on photographs kept apart.
+
+    spearman: of the overall scores, with its 95% interval (bootstrap by photograph); null where it is not defined.
+    exact, within_one: share of scores that are the same, or at most 1 apart, once rounded. error: mean absolute one.
+    """
+
+    spearman: Number | None
+    low: Number | None
+    high: Number | None
+    spearman_by_dimension: dict[str, Number | None] = {}
+    exact: Number
+    within_one: Number
+    error: Number
+
+
+class JudgeValidationRow(_Row):
+    """One validation of a judge. heads: of `expected` (chained) and `regression`, those that are trained.
+
+    preference: share of comparisons answered as given.
+    """
+
+    kind: Literal["judge_validation"]
+    step: int = Field(ge=0)
+    samples: int
+    heads: dict[str, HeadReport]
+    preference: Number | None = None
+    averaged: bool
+    seconds: Number
+
+
+Row = TrainRow | ValidationRow | JudgeRow | JudgeValidationRow
 _ROW: TypeAdapter[Row] = TypeAdapter(Annotated[Row, Field(discriminator="kind")])
 
 

@@ -17,6 +17,7 @@ from editfoundry.models.editor.model import EditorModel
 from editfoundry.training.config import LoraOptions, TrainConfig
 
 if TYPE_CHECKING:
+    from editfoundry.training.judge.config import JudgeTrainConfig
     from editfoundry.training.sharding import Kind  # imports DeepSpeed where it is installed
 
 CONNECTORS = ("connector.", "visual_connector.")
@@ -52,7 +53,7 @@ def prepare_parameters(model: EditorModel, config: TrainConfig, device: torch.de
     return named
 
 
-def precision(config: TrainConfig, device: torch.device) -> torch.dtype:
+def precision(config: "TrainConfig | JudgeTrainConfig", device: torch.device) -> torch.dtype:
     """The dtype of forward passes; `auto` is bfloat16, and float32 on the CPU."""
     name = config.precision if config.precision != "auto" else "float32" if device.type == "cpu" else "bfloat16"
     return getattr(torch, name)

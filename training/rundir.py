@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from editfoundry.core.config import Config
 from editfoundry.core.errors import UsageError
 from editfoundry.core.hashing import canonical_json
 from editfoundry.data_engine.ledger import replace_file
-from editfoundry.training.config import TrainConfig
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -37,13 +37,13 @@ steps stretch what is left of a schedule that falls.
 """
 
 
-def claim(run: Path, config: TrainConfig) -> None:
+def claim(run: Path, config: Config) -> None:
     """Make the folder of a run, or find the one that is there with the same settings; `held` then writes them."""
     check_folder(run, config)
     run.mkdir(parents=True, exist_ok=True)
 
 
-def check_folder(run: Path, config: TrainConfig) -> None:
+def check_folder(run: Path, config: Config) -> None:
     """Whether a run of these settings can begin or go on in a folder.
 
     Raises UsageError when it holds other files, another stage's run, or a run of other settings, naming those.
@@ -54,19 +54,20 @@ def check_folder(run: Path, config: TrainConfig) -> None:
             raise UsageError(f"{run}: holds other files and no training run; choose an empty or new folder")
     else:
         held = saved_config(run)
-        if held.get("stage") != config.stage:
+        wanted = config.model_dump(mode="json")
+        if task(held) != task(wanted):
             raise UsageError(
-                f"{run}: holds a run of stage `{held.get('stage')}`; give stage `{config.stage}` a folder "
-                "of its own, so that neither overwrites the other"
+                f"{run}: holds a run of {task(held)}; give {task(wanted)} a folder of its own, so that neither "
+                "overwrites the other"
             )
-        if changed := differing(held, config.model_dump(mode="json")):
+        if changed := differing(held, wanted):
             raise UsageError(
                 f"{run}: was started with other settings ({', '.join(changed)}); restore them, or choose a new folder"
             )
 
 
 @contextmanager
-def held(run: Path, config: TrainConfig) -> Iterator[None]:
+def held(run: Path, config: Config) -> Iterator[None]:
     """Write a claimed folder's settings; while open, no other process can train in it (UsageError if one does)."""
     with (run / LOCK).open("w") as file:
         try:
@@ -88,6 +89,16 @@ def saved_config(run: Path) -> dict[str, Any]:
     if not isinstance(held, dict):
         raise UsageError(f"{run / CONFIG}: damaged: not a mapping")
     return held
+
+
+def task(config: Mapping[str, Any]) -> str:
+    """What a run of these settings trains: `stage `joint``, or `a judge`."""
+    return "a judge" if is_judge(config) else f"stage `{config.get('stage')}`"
+
+
+def is_judge(config: Mapping[str, Any]) -> bool:
+    """Whether these are settings of a judge's training."""
+    return "rubric" in config
 
 
 def differing(held: Mapping[str, Any], wanted: Mapping[str, Any], above: str = "") -> list[str]:

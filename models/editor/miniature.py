@@ -125,7 +125,7 @@ def drawn_pictures(count: int, seed: int) -> Tensor:
 
 def miniature_parts(size: Size, *, seed: int, visual: bool) -> dict[str, Any]:
     """The components of an `EditorPipeline`, float32; the same weights for the same arguments."""
-    processor = _processor(size)
+    processor = vlm_processor(FACE**2, max(size.vlm_pixels, FACE**2))
     return {
         "vlm": _vlm(size, seed, processor.tokenizer),
         "processor": processor,
@@ -153,7 +153,8 @@ def save_editor(
     return folder
 
 
-def _processor(size: Size) -> Any:
+def vlm_processor(min_pixels: int, max_pixels: int) -> Any:
+    """A processor of Qwen2.5-VL with the miniatures' tokenizer."""
     from transformers import Qwen2_5_VLProcessor, Qwen2TokenizerFast, Qwen2VLImageProcessor, Qwen2VLVideoProcessor
 
     tokenizer = Qwen2TokenizerFast(
@@ -163,7 +164,7 @@ def _processor(size: Size) -> Any:
         unk_token=None,
         model_max_length=32768,
     )
-    pixels = {"min_pixels": FACE**2, "max_pixels": max(size.vlm_pixels, FACE**2)}
+    pixels = {"min_pixels": min_pixels, "max_pixels": max_pixels}
     return Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessor(**pixels),
         tokenizer=tokenizer,
@@ -173,17 +174,25 @@ def _processor(size: Size) -> Any:
 
 
 def _vlm(size: Size, seed: int, tokenizer: Any) -> Any:
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLModel
+    from transformers import Qwen2_5_VLModel
+
+    with drawn(seed, "vlm"):
+        return Qwen2_5_VLModel(vlm_config(size.vlm, tokenizer)).eval()
+
+
+def vlm_config(width: int, tokenizer: Any) -> Any:
+    """Settings of a Qwen2.5-VL of two layers and that width, a multiple of 32, in the tower and the language model."""
+    from transformers import Qwen2_5_VLConfig
 
     identify = tokenizer.convert_tokens_to_ids
-    config = Qwen2_5_VLConfig(
+    return Qwen2_5_VLConfig(
         text_config={
             "vocab_size": len(tokenizer),
-            "hidden_size": size.vlm,
-            "intermediate_size": 2 * size.vlm,
+            "hidden_size": width,
+            "intermediate_size": 2 * width,
             "num_hidden_layers": 2,
-            "num_attention_heads": size.vlm // 16,
-            "num_key_value_heads": size.vlm // 32,
+            "num_attention_heads": width // 16,
+            "num_key_value_heads": width // 32,
             "max_position_embeddings": 32768,
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [2, 3, 3]},
             "bos_token_id": identify("<|endoftext|>"),
@@ -192,12 +201,12 @@ def _vlm(size: Size, seed: int, tokenizer: Any) -> Any:
         },
         vision_config={
             "depth": 2,
-            "hidden_size": size.vlm,
-            "intermediate_size": 2 * size.vlm,
-            "num_heads": size.vlm // 16,
+            "hidden_size": width,
+            "intermediate_size": 2 * width,
+            "num_heads": width // 16,
             "window_size": 2 * FACE,
             "fullatt_block_indexes": [1],
-            "out_hidden_size": size.vlm,
+            "out_hidden_size": width,
             "tokens_per_second": 2,
         },
         image_token_id=identify("<|image_pad|>"),
@@ -206,8 +215,6 @@ def _vlm(size: Size, seed: int, tokenizer: Any) -> Any:
         vision_end_token_id=identify("<|vision_end|>"),
         tie_word_embeddings=False,
     )
-    with drawn(seed, "vlm"):
-        return Qwen2_5_VLModel(config).eval()
 
 
 def _visual_encoder(size: Size, seed: int) -> Any:

@@ -3,16 +3,14 @@
 import multiprocessing
 import signal
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import cv2
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from editfoundry.core.errors import EditFoundryError
-from editfoundry.training.data.batch import MicroBatch
-from editfoundry.training.data.micro import MicroBatchBuilder
-from editfoundry.training.data.order import Order, Positions
+from editfoundry.training.data.order import GlobalBatches, Positions
 
 GRACE_SECONDS = 30
 """How long a worker goes on after it was told to end: its trainer may want to finish a step."""
@@ -22,16 +20,24 @@ class WorkerLost(EditFoundryError):
     """A worker process of the loader ended on its own."""
 
 
-class MicroBatches(Dataset[MicroBatch | EditFoundryError]):  # type: ignore[misc]
+class Builder(Protocol):
+    """What makes the micro-batches of a trainer: `MicroBatchBuilder` of editors, `RowBuilder` of judges."""
+
+    def build(self, rows: list[int], bucket: int, position: int, slots: range) -> Any:
+        """The micro-batch of these rows, which stand at `slots` of the global batch at `position`."""
+        ...
+
+
+class MicroBatches(Dataset[Any]):  # type: ignore[misc]
     """The micro-batches of a rank by (position, accumulation step). An error is given back, so that it keeps its kind
 
     and its message on the way out of a worker process.
     """
 
-    def __init__(self, builder: MicroBatchBuilder, order: Order, positions: Positions) -> None:
+    def __init__(self, builder: Builder, order: GlobalBatches, positions: Positions) -> None:
         self.builder, self.order, self.positions = builder, order, positions
 
-    def __getitem__(self, place: tuple[int, int]) -> MicroBatch | EditFoundryError:
+    def __getitem__(self, place: tuple[int, int]) -> Any:
         position, micro = place
         bucket, rows = self.order.batch(position)
         slots = self.positions.slots(micro)
@@ -41,10 +47,10 @@ class MicroBatches(Dataset[MicroBatch | EditFoundryError]):  # type: ignore[misc
             return error
 
 
-class Loader(DataLoader[MicroBatch]):  # type: ignore[misc]
+class Loader(DataLoader[Any]):  # type: ignore[misc]
     """Gives the micro-batches of `positions`, in order. Raises what building them raises, and WorkerLost."""
 
-    def __iter__(self) -> Iterator[MicroBatch]:
+    def __iter__(self) -> Iterator[Any]:
         batches = super().__iter__()
         while True:
             try:
@@ -65,8 +71,8 @@ class Loader(DataLoader[MicroBatch]):  # type: ignore[misc]
 
 
 def build_loader(
-    builder: MicroBatchBuilder, order: Order, positions: Positions, workers: int, prefetch: int
-) -> DataLoader[MicroBatch]:
+    builder: Builder, order: GlobalBatches, positions: Positions, workers: int, prefetch: int
+) -> DataLoader[Any]:
     """A loader with `workers` processes (0: this one) that are `prefetch` micro-batches ahead each.
 
     Workers come from a fork server that has imported what they need: a fork of the trainer would copy its threads'
@@ -76,7 +82,7 @@ def build_loader(
     ahead: dict[str, Any] = {}
     if workers:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__])
+        context.set_forkserver_preload([__name__, type(builder).__module__])
         ahead = {"multiprocessing_context": context, "prefetch_factor": prefetch, "worker_init_fn": settle_worker}
     return Loader(
         MicroBatches(builder, order, positions),
@@ -99,7 +105,7 @@ def _lost(error: Exception) -> bool:
     return not said.startswith("Caught ") and ("DataLoader worker" in said or not isinstance(error, RuntimeError))
 
 
-def as_it_is(batch: MicroBatch) -> MicroBatch:
+def as_it_is(batch: Any) -> Any:
     """Instead of torch's conversion, which makes lists of tuples."""
     return batch
 

@@ -13,7 +13,7 @@ is dropped.
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -148,6 +148,16 @@ def slots(rank: int, ranks: int, micro: int, micro_batch: int) -> range:
     return range(start, start + micro_batch)
 
 
+class GlobalBatches(Protocol):
+    """An order of global batches: which rows stand in each, a pure function of its position."""
+
+    global_batch: int
+
+    def batch(self, position: int) -> tuple[int, NDArray[np.int64]]:
+        """The bucket and the rows of a global batch."""
+        ...
+
+
 class Positions(Iterable[tuple[int, int]]):
     """(position, accumulation step) of a rank's micro-batches, from global batch `start` up to `stop`.
 
@@ -157,7 +167,7 @@ class Positions(Iterable[tuple[int, int]]):
 
     def __init__(
         self,
-        order: Order,
+        order: GlobalBatches,
         rank: int,
         ranks: int,
         accumulation: int,

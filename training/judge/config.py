@@ -17,9 +17,9 @@ class Source(Config):
     """Where judged edits come from.
 
     kind: `scores`, a JSON file of records with a reply of scores, as the released `all_dataset_gpt_score.json` is
-    described; `verification`, a dataset of ours whose edges carry a judge's verdict; `ratings`, a JSONL file of people's
-    scores; `preferences`, a JSONL file of choices between two results; `graded`, a dataset of ours whose results are
-    corrupted by known degrees. path: that file or dataset. images: the folder that relative paths of pictures are
+    described; `verification`, a dataset of ours whose edges carry a judge's verdict; `ratings`, a JSONL file of scores
+    from people; `preferences`, a JSONL file of choices between two results; `graded`, a dataset of ours whose results
+    are corrupted by known degrees. path: that file or dataset. images: the folder that relative paths of pictures are
     under; the file's own by default. columns: name in the file by our name, for those that differ. types: edit type by
     the file's name for it. weight: of its samples in the loss.
     """

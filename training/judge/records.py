@@ -21,7 +21,8 @@ class Record:
 
     photograph: hash that tells which photograph it began with; validation keeps photographs apart. group: equal for
     results of one picture and instruction, which can be ranked. corruption: name and degree (`blur-2`) applied to the
-    result when it is read; empty for a picture that is used as it is. weight: in the loss.
+    result when it is read, or a canary's name; empty for pictures that are used as they are. weight: in the loss. size:
+    (height, width) of both pictures where that is known without reading them.
     """
 
     id: str
@@ -35,6 +36,7 @@ class Record:
     reason: str = ""
     corruption: str = ""
     weight: float = 1.0
+    size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,101 @@
+"""The losses of a judge's heads, each as a weighted sum and the weight it is to be divided by.
+
+Sums of all micro-batches and ranks over sums of all weights give the same loss however a global batch is cut.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from editfoundry.models.judge.expected import ScoreTokens
+from editfoundry.models.judge.folder import DIMENSIONS
+from editfoundry.training.judge.batch import Row
+from editfoundry.training.judge.config import Heads
+from editfoundry.training.judge.model import LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE, Outputs
+
+HEADS = ("generate", "expected", "regression", "ranking", "preference")
+
+
+@dataclass(frozen=True)
+class Alphabet:
+    """Tokens of the digits 0 to 9, of the answers to a comparison, and the scale."""
+
+    digits: ScoreTokens
+    choices: tuple[int, ...]
+
+
+def losses(outputs: Outputs, row: Row, heads: Heads, alphabet: Alphabet) -> dict[str, Tensor]:
+    """The weighted sum of each head that has a weight, float32 scalars."""
+    made: dict[str, Tensor] = {}
+    if heads.generate:
+        made["generate"] = (
+            functional.cross_entropy(outputs.reply, row.reply_ids, reduction="none") * row.reply_weights
+        ).sum()
+    if heads.expected:
+        made["expected"] = (_expected(outputs, row, alphabet.digits) * row.score_weights).sum()
+    if heads.regression:
+        made["regression"] = (_gaussian(outputs.regression, row) * row.regression_weights * row.regression_mask).sum()
+    if heads.ranking:
+        made["ranking"] = (_davidson(outputs, row) * row.ranking_weights).sum()
+    if heads.preference:
+        logits = outputs.choice[:, list(alphabet.choices)]
+        made["preference"] = (
+            functional.cross_entropy(logits, row.choice_targets, reduction="none") * row.choice_weights
+        ).sum()
+    return made
+
+
+def totals(row: Row, heads: Heads) -> dict[str, Tensor]:
+    """What each head's sum is divided by: the weight of its places."""
+    weights = {
+        "generate": row.reply_weights,
+        "expected": row.score_weights,
+        "regression": row.regression_weights * row.regression_mask,
+        "ranking": row.ranking_weights,
+        "preference": row.choice_weights,
+    }
+    return {name: weights[name].sum() for name in HEADS if getattr(heads, name)}
+
+
+def _expected(outputs: Outputs, row: Row, tokens: ScoreTokens) -> Tensor:
+    """Cross-entropy [S] of the score over the values of the scale alone.
+
+    On a scale to 10, of the first digit over 0 to 9, and, where that is 1, of whether 0 follows.
+    """
+    digits = functional.log_softmax(outputs.score[:, list(tokens.digits)], -1)
+    low, high = tokens.scale.low, tokens.scale.high
+    if not tokens.two_steps:
+        chosen = functional.log_softmax(outputs.score[:, list(tokens.digits[low : high + 1])], -1)
+        return -(row.score_targets * chosen).sum(-1)
+    odds = _odds(outputs.second, tokens.digits[0])
+    written = row.second_places >= 0  # elsewhere a fractional score was written as another digit, and nothing follows
+    followed, alone = (torch.where(written, functional.logsigmoid(sign * odds), 0.0) for sign in (1, -1))
+    values = torch.cat([digits[:, low:], (digits[:, 1] + followed)[:, None]], 1)
+    values = values.index_copy(1, torch.tensor([1 - low], device=values.device), (digits[:, 1] + alone)[:, None])
+    return -(row.score_targets * values).sum(-1)
+
+
+def _odds(logits: Tensor, token: int) -> Tensor:
+    """Log-odds of a token against all others."""
+    others = logits.clone()
+    others[:, token] = -torch.inf
+    return logits[:, token] - torch.logsumexp(others, -1)
+
+
+def _gaussian(regression: Tensor, row: Row) -> Tensor:
+    """Negative log-likelihood [R, 3], without its constant, of scores normally distributed about the means."""
+    mean = regression[:, :DIMENSIONS]
+    log_variance = regression[:, DIMENSIONS:].clamp(LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE)
+    return 0.5 * ((row.regression_targets - mean).square() * (-log_variance).exp() + log_variance)
+
+
+def _davidson(outputs: Outputs, row: Row) -> Tensor:
+    """Negative log-likelihood [K] of which of two results is better, or that neither is: Davidson (1970).
+
+    With strengths e^a and e^b and tie parameter v: P(first) = e^a / (e^a + e^b + v e^((a + b) / 2)).
+    """
+    one, two = (outputs.regression[row.ranking_pairs[:, side], row.ranking_dimensions] for side in (0, 1))
+    logits = torch.stack([one, outputs.tie + (one + two) / 2, two], 1)
+    return functional.cross_entropy(logits, 1 - row.ranking_targets, reduction="none")

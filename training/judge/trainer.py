@@ -1,0 +1,174 @@
+"""The trainer of judges: the shared loop over packed rows."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import send_to_device
+from torch import Tensor
+
+from editfoundry.core.errors import UsageError
+from editfoundry.core.hashing import canonical_json, seed_for, sha256
+from editfoundry.models.checkpoint import checkpoint_digest
+from editfoundry.models.judge.encode import PromptEncoder
+from editfoundry.models.judge.rubric import load_rubric
+from editfoundry.models.language.local import resident
+from editfoundry.training.data.loader import build_loader
+from editfoundry.training.data.order import Positions
+from editfoundry.training.judge.batch import Row
+from editfoundry.training.judge.config import JudgeTrainConfig
+from editfoundry.training.judge.losses import Alphabet, losses, totals
+from editfoundry.training.judge.model import JudgeModel, prepare_parameters
+from editfoundry.training.judge.packing import RowOrder
+from editfoundry.training.judge.records import Choice, Record
+from editfoundry.training.judge.rows import RowBuilder, weighting
+from editfoundry.training.judge.sources import read_sources
+from editfoundry.training.judge.validation import JudgeValidator
+from editfoundry.training.loop import TrainingLoop
+from editfoundry.training.parameters import precision
+
+
+class JudgeTrainer(TrainingLoop[Row]):
+    """Trains a judge in a run's folder, from the newest checkpoint there is.
+
+    `JudgeTrainer(...)` loads the model, reads the data and plans the rows; `prepare` builds what trains; `fit` trains.
+    Raises UsageError for a global batch that the ranks do not divide, and what sources, pictures and rows raise.
+    """
+
+    config: JudgeTrainConfig
+
+    def __init__(self, config: JudgeTrainConfig, run: Path, accelerator: Accelerator) -> None:
+        super().__init__(config, run, accelerator)
+        device, data = accelerator.device, config.data
+        with accelerator.main_process_first():
+            base = checkpoint_digest(config.model)
+        held = resident(config.model, str(device), precision(config, device))
+        self.processor, self.end = held.processor, held.end
+        torch.manual_seed(seed_for(config.seed, "heads") % 2**63)
+        self.model = JudgeModel(held.model, config.heads)
+        self.parameters = prepare_parameters(self.model, config, device)
+        self.rubric = load_rubric(config.rubric)
+        encoder = PromptEncoder(
+            held.processor, held.model.config, data.min_pixels, data.max_pixels, held.control_tokens
+        )
+        judged = read_sources(data.sources, self.rubric)
+        self.left_out = dict(judged.left_out)
+        train, kept = split(judged.records, judged.choices, data.holdout)
+        weights = weighting(train[0], self.rubric, data.balance)
+        self.builder = RowBuilder(*train, self.rubric, encoder, config.order, config.heads, weights)
+        items = self.builder.plan(data.pack)
+        if not items:
+            raise UsageError("data.sources: nothing in them for the heads that have a weight, once some is kept apart")
+        self.order = RowOrder(items, data.pack, config.global_batch, config.seed)
+        self.builder.order_of_rows = self.order
+        self.kept = RowBuilder(
+            *sample(*kept, config.validation.samples), self.rubric, encoder, config.order, config.heads, weights
+        )
+        dimensions = self.rubric.section(self.rubric.types[0]).dimensions
+        self.alphabet = Alphabet(self.builder.layout(dimensions), tuple(self.builder.choice_ids))
+        content = [[repr(one) for one in train[0]], [repr(one) for one in train[1]], self.rubric.digest]
+        self.origin = {"data": sha256(canonical_json(content)), "model": base}
+
+    def prepare(self) -> None:
+        """Build what trains and what validates, and take up the newest checkpoint."""
+        config = self.config
+        self.model.train()
+        self.validator = JudgeValidator(self.kept, config.heads, self.alphabet, self.accelerator, config.data.pack)
+        self.begin()
+
+    def losses_of(self, batches: list[Row], backward: Callable[[Tensor], None]) -> dict[str, float]:
+        """The loss of every head, per unit of its weight in the global batch."""
+        heads = self.config.heads
+        own = [totals(row, heads) for row in batches]
+        names = list(own[0])
+        summed = torch.stack([torch.stack([one[name] for name in names]) for one in own]).sum(0).float()
+        whole = dict(zip(names, self.accelerator.reduce(summed, "sum").clamp_min(1e-12), strict=True))
+        made = torch.zeros(len(names), device=self.accelerator.device)
+        for number, row in enumerate(batches, start=1):
+            with self.engine.accumulate(last=number == len(batches)):
+                sums = self.losses(row)
+                shares = {name: sums[name] / whole[name] for name in names}
+                backward(sum(getattr(heads, name) * share for name, share in shares.items()))
+            made += torch.stack([shares[name].detach() for name in names])
+        return dict(zip(names, self.accelerator.reduce(made, "sum").tolist(), strict=True))
+
+    def losses(self, row: Row) -> dict[str, Tensor]:
+        """The weighted sum of every head over a row."""
+        with self.autocast():
+            outputs = self.engine.forward(row)
+        return losses(outputs, row, self.config.heads, self.alphabet)
+
+    def forward_again(self, batch: Row) -> Any:
+        """The forward pass of a row."""
+        return self.losses(batch)
+
+    def autocast(self) -> Any:
+        """The precision of forward passes; trained weights stay float32 under it."""
+        reduced = precision(self.config, self.accelerator.device) == torch.bfloat16
+        return torch.autocast(self.accelerator.device.type, torch.bfloat16, enabled=reduced)
+
+    def batches(self) -> Iterator[Row]:
+        """This rank's rows from the current step on, on its device."""
+        accelerator, data = self.accelerator, self.config.data
+        ranks = accelerator.process_index, accelerator.num_processes
+        positions = Positions(self.order, *ranks, self.accumulation, 1, self.step, self.config.steps)
+        for row in build_loader(self.builder, self.order, positions, data.workers, data.prefetch):
+            yield send_to_device(row, accelerator.device, non_blocking=True)
+
+    def row(self, batches: list[Row], made: dict[str, float], seconds: float) -> Mapping[str, Any]:
+        """What a step measured: see `metrics.JudgeRow`."""
+        own = [[len(one.records) + len(one.choices), one.ids.shape[1]] for one in batches]
+        counts = torch.tensor(own, device=self.accelerator.device).sum(0)
+        samples, tokens = self.accelerator.reduce(counts, "sum").tolist()
+        return {
+            "kind": "judge",
+            "epoch": self.order.epoch(self.step),
+            "loss": sum(getattr(self.config.heads, name) * value for name, value in made.items()),
+            "loss_by_head": made,
+            "samples": int(samples),
+            "tokens": int(tokens),
+            "samples_per_s": samples / seconds,
+            "tokens_per_s": tokens / seconds,
+        }
+
+    def measure(self) -> Mapping[str, Any]:
+        """Agreement with the given scores on photographs kept apart."""
+        self.model.eval()
+        with self.autocast():
+            row: Mapping[str, Any] = self.validator.run(self.engine.forward)
+        self.model.train()
+        return row
+
+
+Data = tuple[list[Record], list[Choice]]
+
+
+def split(records: list[Record], choices: list[Choice], holdout: float) -> tuple[Data, Data]:
+    """What to train on, and what is kept for validation: all of a photograph's edits are on one side.
+
+    Raises UsageError when a side is empty.
+    """
+
+    def kept(photograph: str) -> bool:
+        return seed_for("holdout", photograph) % 10_000 < holdout * 10_000
+
+    train = [one for one in records if not kept(one.photograph)], [one for one in choices if not kept(one.photograph)]
+    held = [one for one in records if kept(one.photograph)], [one for one in choices if kept(one.photograph)]
+    if not any(train) or not any(held):
+        raise UsageError(
+            f"data.holdout {holdout}: leaves one side without an edit; the sources have too few photographs for it"
+        )
+    return train, held
+
+
+def sample(records: list[Record], choices: list[Choice], most: int) -> Data:
+    """At most so many of each, drawn by hash, in the order they came."""
+
+    def drawn(ones: list[Any]) -> list[Any]:
+        chosen = sorted(ones, key=lambda one: seed_for("validation", one.id))[:most]
+        names = {one.id for one in chosen}
+        return [one for one in ones if one.id in names]
+
+    return drawn(records), drawn(choices)
