@@ -114,7 +114,7 @@ def test_each_trouble_ends_in_its_kind(trouble: str) -> None:
 def test_a_passing_trouble_is_got_over(trouble: str) -> None:
     with serve([TROUBLES[trouble][0], answer(GOOD, prompt_tokens=7, completion_tokens=3)]) as server:
         (reply,) = ask(server.url, question())
-    assert reply == Answered(json.dumps(GOOD), Caption(caption="a red cup", score=4), 7, 3)
+    assert reply == Answered(json.dumps(GOOD), Caption(caption="a red cup", score=4), 7, 3, model="m-2026")
     assert len(server.requests) == 2
     # After an unusable reply another one is drawn; after a lost one the same question is sent.
     lost = TROUBLES[trouble][1] in ("rate_limited", "server_error", "timeout", "network")

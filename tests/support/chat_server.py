@@ -86,9 +86,14 @@ def answer(
     finish: str = "stop",
     refusal: str | None = None,
     logprobs: Sequence[tuple[str, float]] | None = None,
+    alternatives: Sequence[Mapping[str, float]] | None = None,
+    model: Any = "m-2026",
     **how: Any,
 ) -> Response:
-    """A chat completion whose message is `content`: a text as it is, anything else as JSON."""
+    """A chat completion whose message is `content`: a text as it is, anything else as JSON.
+
+    logprobs: of each token. alternatives: at each token's place, log-probability by token.
+    """
     text = content if isinstance(content, str) or content is None else json.dumps(content)
     choice: dict[str, Any] = {
         "index": 0,
@@ -96,13 +101,16 @@ def answer(
         "message": {"role": "assistant", "content": text, "refusal": refusal},
     }
     if logprobs is not None:
-        choice["logprobs"] = {"content": [{"token": token, "logprob": value} for token, value in logprobs]}
+        entries: list[dict[str, Any]] = [{"token": token, "logprob": value} for token, value in logprobs]
+        for entry, place in zip(entries, alternatives or (), strict=bool(alternatives)):
+            entry["top_logprobs"] = [{"token": token, "logprob": value} for token, value in place.items()]
+        choice["logprobs"] = {"content": entries}
     usage = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
-    body = {"id": "chatcmpl-1", "object": "chat.completion", "model": "m-2026", "choices": [choice], "usage": usage}
+    body = {"id": "chatcmpl-1", "object": "chat.completion", "model": model, "choices": [choice], "usage": usage}
     return Response(json.dumps(body).encode(), billed=(prompt_tokens, completion_tokens), **how)
 
 

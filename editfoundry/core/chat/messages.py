@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel
 
 Image = NDArray[np.uint8]
+MAX_ALTERNATIVES = 20
+"""The most tokens that servers name at one place of a reply."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,7 @@ class ChatRequest:
 
     schema: the pydantic model that the reply has to satisfy; None for plain text. subject: content hash of the
     photograph it is about, by which `forget` finds the reply. purpose: who asks ("caption"), for the ledger.
+    logprobs: how many of the most probable tokens to ask for at every place of the reply, 0 to `MAX_ALTERNATIVES`.
     """
 
     system: str
@@ -27,6 +30,7 @@ class ChatRequest:
     seed: int = 0
     subject: str = ""
     purpose: str = ""
+    logprobs: int = 0
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class Answered:
     """A usable reply: its text, and the validated object where a schema was given.
 
     cached: it was paid for earlier. logprobs: log-probability of each generated token, where the server gave them.
+    alternatives: for each of those tokens, the most probable ones at its place with their log-probabilities, itself
+    mostly among them; empty where the server gave none. model: the answering model's name as the server says it.
     """
 
     text: str
@@ -42,6 +48,8 @@ class Answered:
     completion_tokens: int = 0
     cached: bool = False
     logprobs: tuple[tuple[str, float], ...] = field(default=(), repr=False)
+    alternatives: tuple[tuple[tuple[str, float], ...], ...] = field(default=(), repr=False)
+    model: str = ""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -26,7 +26,9 @@ from editfoundry.core.hashing import canonical_json, sha256
 from editfoundry.core.images import encode_jpeg
 from editfoundry.core.text import one_line
 
+_Pairs = tuple[tuple[str, float], ...]
 MAX_DETAIL = 300
+MAX_MODEL_NAME = 200
 MAX_TOKENS_COUNTED = 1 << 40
 RETRIED_STATUSES = (408, 409, 429)
 UNKNOWN_BILL = (408, 502, 504, 524)
@@ -108,10 +110,21 @@ def read_response(
 
 
 def restored(data: Mapping[str, Any], request: ChatRequest) -> Answered:
-    """The reply that `storable` made plain. Raises BadReply if it does not satisfy the request's schema any more."""
+    """The reply that `storable` made plain. Raises BadReply if it does not satisfy the request's schema any more.
+
+    Ledgers of older versions hold neither alternatives nor the model's name.
+    """
     value = validate_reply(data["text"], request.schema) if request.schema else None
-    logprobs = tuple((token, value) for token, value in data["logprobs"])
-    return Answered(data["text"], value, data["prompt_tokens"], data["completion_tokens"], True, logprobs)
+    return Answered(
+        data["text"],
+        value,
+        data["prompt_tokens"],
+        data["completion_tokens"],
+        cached=True,
+        logprobs=_pairs(data["logprobs"]),
+        alternatives=tuple(map(_pairs, data.get("alternatives", ()))),
+        model=data.get("model", ""),
+    )
 
 
 def storable(reply: Answered) -> dict[str, Any]:
@@ -120,7 +133,9 @@ def storable(reply: Answered) -> dict[str, Any]:
         "text": reply.text,
         "prompt_tokens": reply.prompt_tokens,
         "completion_tokens": reply.completion_tokens,
-        "logprobs": [list(pair) for pair in reply.logprobs],
+        "logprobs": reply.logprobs,
+        "alternatives": reply.alternatives,
+        "model": reply.model,
     }
 
 
@@ -150,6 +165,8 @@ def _body(endpoint: Endpoint, request: ChatRequest, images: Sequence[str], seed:
         "temperature": request.temperature,
         "seed": seed,
     }
+    if request.logprobs:
+        body |= {"logprobs": True, "top_logprobs": request.logprobs}
     if request.schema and endpoint.structured == "json_object":
         body["response_format"] = {"type": "json_object"}
     if request.schema and endpoint.structured == "json_schema":
@@ -276,7 +293,11 @@ def _completion(parsed: dict[str, Any], request: ChatRequest, usage: Usage | Non
     text = _text(message.get("content"))
     if text is None or not text.strip():
         return Failed("schema", "the reply holds no text")
-    return _answer(_hide(text, key), choice, request, usage or Usage(0, 0), key)
+    answered = _answer(_hide(text, key), choice, request, usage or Usage(0, 0), key)
+    model = parsed.get("model")
+    if isinstance(answered, Answered) and isinstance(model, str):
+        return replace(answered, model=one_line(_hide(model, key), MAX_MODEL_NAME))
+    return answered
 
 
 def _answer(text: str, choice: dict[str, Any], request: ChatRequest, usage: Usage, key: SecretStr | None) -> Reply:
@@ -286,7 +307,10 @@ def _answer(text: str, choice: dict[str, Any], request: ChatRequest, usage: Usag
         return Failed(error.reason, clean(str(error), None))
     if len(text) > MAX_REPLY_CHARACTERS or not _is_unicode(text):
         return Failed("invalid_json", "the reply is too long, or holds half of a surrogate pair")
-    return Answered(text, value, usage.prompt_tokens, usage.completion_tokens, logprobs=_logprobs(choice, key))
+    logprobs, alternatives = _logprobs(choice, key)
+    return Answered(
+        text, value, usage.prompt_tokens, usage.completion_tokens, logprobs=logprobs, alternatives=alternatives
+    )
 
 
 def _text(content: Any) -> str | None:
@@ -297,19 +321,38 @@ def _text(content: Any) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _logprobs(choice: dict[str, Any], key: SecretStr | None) -> tuple[tuple[str, float], ...]:
-    """Token and log-probability of each generated token; empty if any of them is not well formed."""
+def _logprobs(choice: dict[str, Any], key: SecretStr | None) -> tuple[_Pairs, tuple[_Pairs, ...]]:
+    """Token and log-probability of each generated token, and the same of the most probable ones at each place.
+
+    Either is empty if anything in it is not well formed, and the second if no place has any.
+    """
     given = choice.get("logprobs")
-    entries = given.get("content") if isinstance(given, dict) else None
+    entries: Any = given.get("content") if isinstance(given, dict) else None
+    chosen = _tokens(entries, key)
+    if not chosen:
+        return (), ()
+    places = [_tokens(entry.get("top_logprobs"), key) for entry in entries]
+    whole = all(place is not None for place in places) and any(places)
+    return chosen, tuple(place for place in places if place is not None) if whole else ()
+
+
+def _tokens(entries: Any, key: SecretStr | None) -> _Pairs | None:
+    """Tokens with their log-probabilities; None if any is not well formed."""
+    if not isinstance(entries, list):
+        return None
     pairs: list[tuple[str, float]] = []
-    for entry in entries if isinstance(entries, list) else []:
+    for entry in entries:
         token, value = (entry.get("token"), entry.get("logprob")) if isinstance(entry, dict) else (None, None)
         if not isinstance(token, str) or not _is_unicode(token):
-            return ()
+            return None
         if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e30:
-            return ()
+            return None
         pairs.append((_hide(token, key), float(value)))
     return tuple(pairs)
+
+
+def _pairs(stored: Sequence[Sequence[Any]]) -> _Pairs:
+    return tuple((token, value) for token, value in stored)
 
 
 def _is_unicode(text: str) -> bool:
