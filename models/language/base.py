@@ -32,6 +32,41 @@ class EndpointError(EditFoundryError):
     """A server takes no request: a wrong key or address, or it is down. The run stops before anything is lost to it."""
 
 
+class Watch:
+    """Looks at what a server answers, and stops a run that it does not serve."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self._unserved = 0
+
+    def seen(self, replies: Sequence[Reply]) -> None:
+        """Take note of replies in the order of their requests; unless some were served, none is rejected for it.
+
+        Raises EndpointError, which stops the run; what was answered is kept, and the same command goes on.
+        """
+        address = self.endpoint.base_url
+        for reply in replies:
+            trouble = reply if isinstance(reply, Failed) else Failed("", "")
+            if trouble.reason in CONFIGURATION:
+                raise EndpointError(
+                    f"{address}: {trouble.reason}: {trouble.detail}; mend base_url, model or the key in "
+                    f"{self.endpoint.api_key_env}, and repeat the command"
+                )
+            self._unserved = self._unserved + 1 if trouble.reason in OUTAGE else 0
+            if self._unserved >= PATIENCE:
+                raise EndpointError(
+                    f"{address}: served none of the last {PATIENCE} requests, each asked {self.endpoint.attempts} "
+                    f"times ({trouble.reason}: {trouble.detail}); repeat the command when it is back"
+                )
+
+
+def unanswered(reply: Refused | Failed) -> Unanswered:
+    """What a role gives in place of an answer."""
+    if isinstance(reply, Refused):
+        return Unanswered("refused", "refused", reply.detail)
+    return Unanswered("failed", reply.reason, reply.detail)
+
+
 class ApiOptions(Endpoint):
     """An endpoint and how it is asked. prompt: a file in place of the shipped one."""
 
@@ -116,7 +151,7 @@ class LanguageModel:
         self.backend = backend
         self.prompt = Prompt.load(self.purpose, self.variables, backend.prompt)
         self._chat: Chat | None = None
-        self._unserved = 0
+        self._watch = Watch(backend.options) if isinstance(backend, ApiBackend) else None
 
     def digest(self) -> str:
         """Hash of the model, the prompt and the sampling settings; loads nothing."""
@@ -154,47 +189,31 @@ class LanguageModel:
         fault's code.
         """
         self.load()
-        assert self._chat is not None
-        replies = self._watched(self._chat.ask(requests))
+        replies = self._asked(requests)
         results = [self._use(index, reply, read) for index, reply in enumerate(replies)]
         faulty = [(index, result) for index, result in enumerate(results) if isinstance(result, Fault)]
         repairs = [self._again(requests[index], replies[index], fault) for index, fault in faulty]
-        repaired = self._watched(self._chat.ask(repairs)) if repairs else []
+        repaired = self._asked(repairs) if repairs else []
         for (index, _), reply in zip(faulty, repaired, strict=True):
             results[index] = self._use(index, reply, read)
         return [Unanswered("failed", r.code, r.detail) if isinstance(r, Fault) else r for r in results]
 
-    def _watched(self, replies: list[Reply]) -> list[Reply]:
-        """The replies, unless they show that no request is being served: then nothing may be rejected for it.
-
-        Raises EndpointError, which stops the run; what was answered is kept, and the same command goes on.
-        """
-        for reply in replies:
-            trouble = reply if isinstance(reply, Failed) else Failed("", "")
-            if trouble.reason in CONFIGURATION and isinstance(self.backend, ApiBackend):
-                raise EndpointError(
-                    f"{self.backend.options.base_url}: {trouble.reason}: {trouble.detail}; mend base_url, model or the "
-                    f"key in {self.backend.options.api_key_env}, and repeat the command"
-                )
-            self._unserved = self._unserved + 1 if trouble.reason in OUTAGE else 0
-            if self._unserved >= PATIENCE and isinstance(self.backend, ApiBackend):
-                raise EndpointError(
-                    f"{self.backend.options.base_url}: served none of the last {PATIENCE} requests, each asked "
-                    f"{self.backend.options.attempts} times ({trouble.reason}: {trouble.detail}); repeat the command "
-                    "when it is back"
-                )
+    def _asked(self, requests: Sequence[ChatRequest]) -> list[Reply]:
+        """The replies, unless they show that no request is being served: then EndpointError is raised."""
+        assert self._chat is not None
+        replies = self._chat.ask(requests)
+        if self._watch:
+            self._watch.seen(replies)
         return replies
 
     def _use(self, index: int, reply: Reply, read: Callable[[int, Any], T | Fault]) -> T | Fault | Unanswered:
         match reply:
             case Answered():
                 return read(index, reply.value)
-            case Refused():
-                return Unanswered("refused", "refused", reply.detail)
-            case Failed():
-                if reply.reason in REPAIRABLE and isinstance(self.backend, LocalBackend):
-                    return Fault(reply.reason, reply.detail)
-                return Unanswered("failed", reply.reason, reply.detail)
+            case Failed() if reply.reason in REPAIRABLE and isinstance(self.backend, LocalBackend):
+                return Fault(reply.reason, reply.detail)
+            case _:
+                return unanswered(reply)
 
     def _again(self, request: ChatRequest, reply: Reply, fault: Fault) -> ChatRequest:
         answer = reply.text if isinstance(reply, Answered) else ""
