@@ -15,6 +15,8 @@ from editfoundry.core.errors import ConfigError
 from editfoundry.core.yaml_text import load_yaml
 
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
+SECRET = "secret"
+"""Type of a pydantic error about a value that is not to be repeated."""
 CONFIG_ROOT = Path(__file__).parents[1] / "configs"
 
 
@@ -177,7 +179,8 @@ def _explain(model: type[BaseModel], detail: Mapping[str, Any]) -> str:
     location = [str(part) for part in detail["loc"]]
     key = ".".join(location) or "(top level)"
     if detail["type"] != "extra_forbidden":
-        got = "" if isinstance(detail["input"], Mapping) else f" (got {str(detail['input'])[:80]!r})"
+        hidden = isinstance(detail["input"], Mapping) or detail["type"] == SECRET
+        got = "" if hidden else f" (got {str(detail['input'])[:80]!r})"
         return f"{key}: {detail['msg'].removeprefix('Value error, ')}{got}"
     known = _known_keys(model, location[:-1])
     near = get_close_matches(location[-1], known, n=1, cutoff=0.4)

@@ -7,8 +7,9 @@ from typing import Any, Literal, Self
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from editfoundry.core.config import Config
+from editfoundry.core.config import SECRET, Config
 from editfoundry.core.errors import EditFoundryError
 from editfoundry.core.hashing import canonical_json
 
@@ -61,9 +62,10 @@ class Endpoint(Config):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("expected an address such as http://localhost:8000/v1")
         if parts.username or parts.password or re.search(r"key|token|secret|sig=", parts.query, re.IGNORECASE):
-            raise ValueError(
-                "an address must not carry a secret; put the key into an environment variable and name "
-                "that in api_key_env"
+            raise PydanticCustomError(
+                SECRET,
+                "an address must not carry a secret; put the key into an environment variable and name that in "
+                "api_key_env",
             )
         return value
 
