@@ -17,6 +17,7 @@ from editfoundry.models.judge.encode import PromptEncoder, UnfitPicture
 from editfoundry.models.judge.expected import ScoreTokens, score_tokens
 from editfoundry.models.judge.folder import DIMENSIONS, read_regression, read_settings
 from editfoundry.models.judge.parser import Misread, parse_reason, parse_reply
+from editfoundry.models.judge.preference import preference
 from editfoundry.models.judge.prefix import Branches, Counts, Features, Prefill, Question
 from editfoundry.models.judge.rubric import CHOICES, REASON, Dimension, Prompt, Rubric, Slot, load_rubric
 from editfoundry.models.judge.types import Case, Comparison, Head, Order, Preference, Scored, Steps
@@ -56,6 +57,8 @@ class Asked:
 
 class LocalJudge:
     """`EditJudge` on a local model. counts: the work done so far."""
+
+    served: frozenset[str] = frozenset()
 
     def __init__(self, options: LocalJudgeOptions) -> None:
         if options.max_pixels < options.min_pixels:
@@ -384,15 +387,3 @@ class _Shown:
             known = self._digests[id(picture)] = self._encoder.digest(picture)
             self._pictures[known] = picture
         return known
-
-
-def preference(straight: Sequence[float], swapped: Sequence[float]) -> Preference:
-    """What both orders of showing two results come to. Each: probabilities of A, B and neither, as shown.
-
-    In the swapped order A is the second result.
-    """
-    covered = sum(straight), sum(swapped)
-    one = [share / covered[0] for share in straight]
-    two = [swapped[1] / covered[1], swapped[0] / covered[1], swapped[2] / covered[1]]
-    first, second, tie = ((a + b) / 2 for a, b in zip(one, two, strict=True))
-    return Preference(first, tie, second, one.index(max(one)) == two.index(max(two)), 1 - min(covered))

@@ -1,7 +1,7 @@
 """Judges by name: `local:DIR` is a model in this process, `openai:MODEL@URL` one behind an OpenAI-compatible server."""
 
-import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,8 +20,8 @@ class JudgeOptions:
     """How a judge is asked; None: what its folder was trained with, else the default.
 
     rubric: packaged name or file (`edit`). head (`expected`), steps, order (`compat`): see `types`. batch, device,
-    dtype, max_pixels, max_new_tokens: of a local model. api_key_env, concurrency, ledger: of a server; the ledger keeps
-    replies that were paid for.
+    dtype, max_pixels: of a local model. max_new_tokens: most tokens of a reply. api_key_env, concurrency, ledger: of a
+    server; the ledger keeps replies that were paid for. endpoint: further settings of `core.chat.endpoint.Endpoint`.
     """
 
     rubric: str | None = None
@@ -36,21 +36,23 @@ class JudgeOptions:
     api_key_env: str | None = None
     concurrency: int | None = None
     ledger: Path | None = None
+    endpoint: Mapping[str, Any] = field(default_factory=dict)
 
 
 def open_judge(spec: str, options: JudgeOptions | None = None) -> "EditJudge":
     """The judge of a SPEC; its weights are loaded when it is first asked.
 
-    Raises UsageError for a SPEC of no known form, ModelMissing for a folder that is not there.
+    Raises UsageError for a SPEC of no known form and for options that do not go with it, ModelMissing for a folder that
+    is not there.
     """
     options = options or JudgeOptions()
     kind, _, rest = spec.partition(":")
     if kind == "local" and rest:
         return _local(rest, options)
     if kind == "openai":
-        model, at, url = rest.rpartition("@")
-        if model and at and re.match(r"https?://", url):
-            return _api(model, url, options)
+        model, at, url = rest.partition("@http")
+        if model and at:
+            return _api(model, f"http{url}", options)
     raise UsageError(f"--judge {one_line(spec, 80)!r}: expected {FORMS}")
 
 
@@ -78,11 +80,18 @@ def _local(folder: str, options: JudgeOptions) -> "EditJudge":
 
 
 def _api(model: str, url: str, options: JudgeOptions) -> "EditJudge":
+    from editfoundry.core.config import validate
     from editfoundry.models.judge.api import ApiJudge, ApiJudgeOptions
 
+    of_a_folder = {"--batch": options.batch, "--max-pixels": options.max_pixels}
+    if wrong := [name for name, value in of_a_folder.items() if value is not None]:
+        raise UsageError(f"{', '.join(wrong)}: only for local:DIR; a server does as it is configured")
     wanted: dict[str, Any] = {
+        "base_url": url,
+        "model": model,
         "rubric": options.rubric,
         "head": options.head,
+        "steps": options.steps,
         "order": options.order,
         "api_key_env": options.api_key_env,
         "concurrency": options.concurrency,
@@ -90,6 +99,4 @@ def _api(model: str, url: str, options: JudgeOptions) -> "EditJudge":
         "ledger": options.ledger,
     }
     given = {name: value for name, value in wanted.items() if value is not None}
-    if options.head is None:
-        given["head"] = "generate"
-    return ApiJudge(ApiJudgeOptions(base_url=url, model=model, **given))
+    return ApiJudge(validate(ApiJudgeOptions, {**options.endpoint, **given}, "--judge openai:MODEL@URL"))

@@ -62,7 +62,7 @@ class Outcome:
 
 def request_key(endpoint: Endpoint, request: ChatRequest) -> str:
     """SHA-256 that names a question: its texts, pixels, schema, model, address and sampling settings; no secrets."""
-    images = [_pixel_hash(part) for part in request.parts if not isinstance(part, str)]
+    images = [pixel_hash(part) for part in request.parts if not isinstance(part, str)]
     body = _body(endpoint, request, images, request.seed)
     schema = request.schema.model_json_schema() if request.schema else None
     sent = {"quality": endpoint.jpeg_quality, "max_side": endpoint.max_image_side} if images else None
@@ -189,7 +189,8 @@ def _written(body: dict[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
-def _pixel_hash(image: Image) -> str:
+def pixel_hash(image: Image) -> str:
+    """SHA-256 that names an image by its pixels, shape and type."""
     return sha256(f"{image.dtype}{list(image.shape)}".encode() + np.ascontiguousarray(image).tobytes())
 
 
