@@ -2,15 +2,18 @@
 
 import multiprocessing
 import signal
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Iterable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 import cv2
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from editfoundry.core.errors import EditFoundryError
-from editfoundry.training.data.order import GlobalBatches, Positions
+from editfoundry.training.data.order import Order, Positions
+
+Place = TypeVar("Place")
+Result = TypeVar("Result")
 
 GRACE_SECONDS = 30
 """How long a worker goes on after it was told to end: its trainer may want to finish a step."""
@@ -20,35 +23,47 @@ class WorkerLost(EditFoundryError):
     """A worker process of the loader ended on its own."""
 
 
+class Built(Dataset[Result | EditFoundryError], Generic[Place, Result]):  # type: ignore[misc]
+    """What a trainer takes, built by place. An error is given back, so that it keeps its kind and its message on the
+
+    way out of a worker process.
+    """
+
+    def __getitem__(self, place: Place) -> Result | EditFoundryError:
+        try:
+            return self.build(place)
+        except EditFoundryError as error:
+            return error
+
+    def build(self, place: Place) -> Result:
+        """What belongs at a place."""
+        raise NotImplementedError
+
+
 class Builder(Protocol):
-    """What makes the micro-batches of a trainer: `MicroBatchBuilder` of editors, `RowBuilder` of judges."""
+    """What makes micro-batches, as `MicroBatchBuilder` does."""
 
     def build(self, rows: list[int], bucket: int, position: int, slots: range) -> Any:
         """The micro-batch of these rows, which stand at `slots` of the global batch at `position`."""
         ...
 
 
-class MicroBatches(Dataset[Any]):  # type: ignore[misc]
-    """The micro-batches of a rank by (position, accumulation step). An error is given back, so that it keeps its kind
+class MicroBatches(Built[tuple[int, int], Any]):
+    """The micro-batches of a rank by (position, accumulation step)."""
 
-    and its message on the way out of a worker process.
-    """
-
-    def __init__(self, builder: Builder, order: GlobalBatches, positions: Positions) -> None:
+    def __init__(self, builder: Builder, order: Order, positions: Positions) -> None:
         self.builder, self.order, self.positions = builder, order, positions
 
-    def __getitem__(self, place: tuple[int, int]) -> Any:
+    def build(self, place: tuple[int, int]) -> Any:
+        """Raises what building raises."""
         position, micro = place
         bucket, rows = self.order.batch(position)
         slots = self.positions.slots(micro)
-        try:
-            return self.builder.build(rows[slots.start : slots.stop].tolist(), bucket, position, slots)
-        except EditFoundryError as error:
-            return error
+        return self.builder.build(rows[slots.start : slots.stop].tolist(), bucket, position, slots)
 
 
 class Loader(DataLoader[Any]):  # type: ignore[misc]
-    """Gives the micro-batches of `positions`, in order. Raises what building them raises, and WorkerLost."""
+    """Gives what is built at the sampler's places, in order. Raises what building raises, and WorkerLost."""
 
     def __iter__(self) -> Iterator[Any]:
         batches = super().__iter__()
@@ -70,23 +85,28 @@ class Loader(DataLoader[Any]):  # type: ignore[misc]
             yield batch
 
 
-def build_loader(
-    builder: Builder, order: GlobalBatches, positions: Positions, workers: int, prefetch: int
-) -> DataLoader[Any]:
-    """A loader with `workers` processes (0: this one) that are `prefetch` micro-batches ahead each.
+def build_loader(builder: Builder, order: Order, positions: Positions, workers: int, prefetch: int) -> DataLoader[Any]:
+    """A loader of a rank's micro-batches; see `worker_loader`."""
+    return worker_loader(MicroBatches(builder, order, positions), positions, workers, prefetch, type(builder))
 
-    Workers come from a fork server that has imported what they need: a fork of the trainer would copy its threads'
-    locks and its GPU context, and a spawned process takes seconds to import. Like `spawn`, it needs a main module that
-    can be imported (`if __name__ == "__main__":`).
+
+def worker_loader(
+    built: Built[Place, Result], places: Iterable[Place], workers: int, prefetch: int, imports: type
+) -> DataLoader[Result]:
+    """A loader with `workers` processes (0: this one) that are `prefetch` places ahead each.
+
+    Workers come from a fork server that has imported what they need, the module of the class `imports`: a fork of the
+    trainer would copy its threads' locks and its GPU context, and a spawned process takes seconds to import. Like
+    `spawn`, it needs a main module that can be imported (`if __name__ == "__main__":`).
     """
     ahead: dict[str, Any] = {}
     if workers:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([__name__, type(builder).__module__])
+        context.set_forkserver_preload([__name__, imports.__module__])
         ahead = {"multiprocessing_context": context, "prefetch_factor": prefetch, "worker_init_fn": settle_worker}
     return Loader(
-        MicroBatches(builder, order, positions),
-        sampler=positions,
+        built,
+        sampler=places,
         batch_size=None,
         collate_fn=as_it_is,
         num_workers=workers,

@@ -149,13 +149,9 @@ def slots(rank: int, ranks: int, micro: int, micro_batch: int) -> range:
 
 
 class GlobalBatches(Protocol):
-    """An order of global batches: which rows stand in each, a pure function of its position."""
+    """An order of global batches of `global_batch` samples or rows."""
 
     global_batch: int
-
-    def batch(self, position: int) -> tuple[int, NDArray[np.int64]]:
-        """The bucket and the rows of a global batch."""
-        ...
 
 
 class Positions(Iterable[tuple[int, int]]):

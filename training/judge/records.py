@@ -8,9 +8,10 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class PictureRef:
-    """A picture's bytes: a file, or `length` bytes from `offset` of one (a member of a shard)."""
+    """A picture's bytes: a file, or `length` bytes from `offset` of one (a member of a shard). size: height, width."""
 
     path: Path
+    size: tuple[int, int]
     offset: int = 0
     length: int = 0
 
@@ -19,10 +20,10 @@ class PictureRef:
 class Record:
     """A judged edit. scores: by key of the rubric's dimension, fractions allowed, dimensions may be missing.
 
-    photograph: hash that tells which photograph it began with; validation keeps photographs apart. group: equal for
-    results of one picture and instruction, which can be ranked. corruption: name and degree (`blur-2`) applied to the
-    result when it is read, or a canary's name; empty for pictures that are used as they are. weight: in the loss. size:
-    (height, width) of both pictures where that is known without reading them.
+    photograph: hash that tells which photograph it began with; validation keeps photographs apart. held_out: it must
+    not be trained on. group: equal for results of one picture and instruction, which can be ranked. corruption: name
+    and degree (`blur-2`) applied to the result when it is read, or a canary's name; empty for pictures that are used as
+    they are. mask: the edited area, for corruptions that spare it. weight: in the loss.
     """
 
     id: str
@@ -35,13 +36,14 @@ class Record:
     group: str
     reason: str = ""
     corruption: str = ""
+    mask: PictureRef | None = None
     weight: float = 1.0
-    size: tuple[int, int] | None = None
+    held_out: bool = False
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A choice between two results of one instruction."""
+    """A choice between two results of one instruction. The rest is as in `Record`."""
 
     id: str
     source: PictureRef
@@ -52,3 +54,4 @@ class Choice:
     preferred: Literal["first", "tie", "second"]
     photograph: str
     weight: float = 1.0
+    held_out: bool = False

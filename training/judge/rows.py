@@ -1,143 +1,61 @@
 """Packed rows from judged edits: tokens, positions, pictures, and where each head has to say what."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from editfoundry.core.errors import EditFoundryError, ImageError
-from editfoundry.core.hashing import seed_for
-from editfoundry.core.images import decode, read_info
 from editfoundry.core.text import one_line
-from editfoundry.models.judge.corruption import CANARIES, canary, corrupt
-from editfoundry.models.judge.encode import Grid, PromptEncoder, Tokens
+from editfoundry.models.judge.encode import Grid, Patches, PromptEncoder, Tokens, UnfitPicture
 from editfoundry.models.judge.expected import ScoreTokens, score_tokens
-from editfoundry.models.judge.rubric import CHOICES, Dimension, Rubric, Scale, Slot, reply_text
+from editfoundry.models.judge.folder import DIMENSIONS
+from editfoundry.models.judge.rubric import CHOICES, Dimension, Rubric, Scale, Slot
 from editfoundry.models.judge.types import Order
 from editfoundry.models.protocols import Image
+from editfoundry.training.judge.balance import Weighting, nearest
 from editfoundry.training.judge.batch import Row
 from editfoundry.training.judge.config import Heads
-from editfoundry.training.judge.packing import Item, RowOrder
-from editfoundry.training.judge.records import Choice, PictureRef, Record
-
-DIMENSIONS = 3
-MOST_WEIGHT = 10.0
-
-
-class BadPicture(EditFoundryError):
-    """A picture of a record that cannot be used; names the record and the file."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One sequence of a row. record, choice: number of what it shows, one of them. reasoned: the reply has a reason.
-
-    swapped: of a comparison, whether the second result is shown as A. length: in tokens.
-    """
-
-    record: int | None
-    choice: int | None
-    reasoned: bool
-    swapped: bool
-    length: int
-
-
-@dataclass(frozen=True)
-class Weighting:
-    """Weight of each score by (dimension's place, rounded score), on average 1 over the records."""
-
-    table: Mapping[tuple[int, int], float]
-
-    def of(self, place: int, score: float) -> float:
-        """Weight of a score; 1 for one that was not among the records."""
-        return self.table.get((place, round(score)), 1.0)
-
-
-def weighting(records: Sequence[Record], rubric: Rubric, balance: str) -> Weighting:
-    """How scores are weighed against how often they are given; see `JudgeData.balance`."""
-    counts: Counter[tuple[int, int]] = Counter()
-    for record in records:
-        for place, dimension in enumerate(rubric.section(record.type).dimensions):
-            if dimension.key in record.scores:
-                counts[place, round(record.scores[dimension.key])] += 1
-    power = {"none": 0.0, "sqrt": 0.5, "inverse": 1.0}[balance]
-    raw = {key: count**-power for key, count in counts.items()}
-    mean = sum(raw[key] * count for key, count in counts.items()) / max(1, sum(counts.values()))
-    return Weighting({key: min(MOST_WEIGHT, value / mean) for key, value in raw.items()})
+from editfoundry.training.judge.pictures import BadPicture, Pictures
+from editfoundry.training.judge.records import Choice, Record
+from editfoundry.training.judge.sequences import Part, Sequences, is_swapped
 
 
 class RowBuilder:
-    """Builds rows, in the trainer's process and in workers; pickles with all that it needs.
+    """Builds rows of planned sequences, in the trainer's process and in workers; pickles, and holds no data."""
 
-    parts: every sequence, whose number rows name; made by `plan`. order_of_rows: which stand in which row; to be set
-    before `build`.
-    """
-
-    def __init__(
-        self,
-        records: Sequence[Record],
-        choices: Sequence[Choice],
-        rubric: Rubric,
-        encoder: PromptEncoder,
-        order: Order,
-        heads: Heads,
-        weights: Weighting,
-    ) -> None:
-        self.records, self.choices, self.rubric, self.encoder = tuple(records), tuple(choices), rubric, encoder
-        self.order, self.heads, self.weights = order, heads, weights
+    def __init__(self, rubric: Rubric, encoder: PromptEncoder, order: Order, heads: Heads, weights: Weighting) -> None:
+        self.rubric, self.encoder, self.heads, self.weights = rubric, encoder, heads, weights
+        self.sequences = Sequences(rubric, encoder, order, heads)
         self.choice_ids = [encoder.reply_ids(choice)[0] for choice in CHOICES]
         self._layouts: dict[tuple[Dimension, ...], ScoreTokens] = {}
-        self.parts: list[Part] = []
-        self.order_of_rows: RowOrder | None = None
 
-    def plan(self, limit: int) -> list[Item]:
-        """Lay out every sequence, and say which stay together. Raises BadPicture, and EditFoundryError for an item of
+    def row(self, parts: Sequence[Part], position: int = 0, slot: int = 0, epoch: int = 0) -> Row:
+        """The row of these sequences, which stands at `slot` of the global batch at `position`, in that epoch.
 
-        more than `limit` tokens.
+        Raises BadPicture.
         """
-        groups: dict[str, list[int]] = {}
-        scored = self.heads.generate or self.heads.expected or self.heads.regression or self.heads.ranking
-        for number, record in enumerate(self.records if scored else ()):
-            for reasoned in (False, True) if self.heads.generate and record.reason else (False,):
-                tokens = self._record_tokens(record, self._grids(record), reasoned)
-                together = record.group if self.heads.ranking else f"{record.id} {reasoned}"
-                groups.setdefault(together, []).append(len(self.parts))
-                self.parts.append(Part(number, None, reasoned, False, len(tokens)))
-        for number, choice in enumerate(self.choices if self.heads.preference else ()):
-            swapped = bool(seed_for("swapped", choice.id) % 2)
-            tokens = self._choice_tokens(choice, self._grids(choice), swapped)
-            groups[f"choice {number}"] = [len(self.parts)]
-            self.parts.append(Part(None, number, False, swapped, len(tokens)))
-        items = [Item(tuple(parts), sum(self.parts[part].length for part in parts)) for parts in groups.values()]
-        for item in items:
-            if item.tokens > limit:
-                raise EditFoundryError(
-                    f"{self._name(self.parts[item.members[0]])}: {item.tokens} tokens in {len(item.members)} "
-                    f"sequences that stay together, but a row has {limit}; raise data.pack or lower data.max_pixels"
+        made, pictures = _Row(self.encoder), Pictures()
+        for part in parts:
+            shown, seen = part.shown, pictures.of(part.shown)
+            start = made.length
+            try:
+                grids = made.see(seen)
+            except UnfitPicture as error:
+                raise BadPicture(f"{one_line(shown.id, 80)}: {error}") from error
+            tokens = self.sequences.tokens(shown, part.reasoned, grids, epoch)
+            if len(tokens) != part.length:
+                raise BadPicture(
+                    f"{one_line(shown.id, 80)}: {len(tokens)} tokens where {part.length} were planned: a picture has "
+                    "changed since; start again, so that rows are planned anew"
                 )
-        return items
-
-    def build(self, rows: list[int], bucket: int, position: int, slots: range) -> Row:
-        """The row of a rank's place in a global batch, as the loader asks for it. Raises BadPicture."""
-        [number] = rows
-        assert self.order_of_rows is not None
-        return self.row(self.order_of_rows.row(number), position, slots.start)
-
-    def row(self, members: Sequence[int], position: int = 0, slot: int = 0) -> Row:
-        """The row of these sequences."""
-        made = _Made(self.encoder)
-        for member in members:
-            part = self.parts[member]
-            if part.choice is not None:
-                self._add_choice(made, self.choices[part.choice], part.swapped)
+            made.say(tokens)
+            if isinstance(shown, Choice):
+                made.choices.append(_Chosen(made.length - 1, _verdict(shown, epoch), shown.weight, shown.id))
             else:
-                assert part.record is not None
-                self._add_record(made, part)
-        rankings = self._rankings(made) if self.heads.ranking else []
+                self._add_record(made, shown, part.reasoned, tokens, start)
+        rankings = self._rankings(made.records) if self.heads.ranking else []
         return made.row(position, slot, rankings, self.rubric.scale)
 
     def layout(self, dimensions: Sequence[Dimension]) -> ScoreTokens:
@@ -147,51 +65,12 @@ class RowBuilder:
             self._layouts[key] = score_tokens(self.encoder.reply_ids, dimensions, self.rubric.scale)
         return self._layouts[key]
 
-    def pictures(self, record: Record) -> tuple[Image, Image]:
-        """What a record shows: before and after, with its corruption. Raises BadPicture."""
-        source, result = self._read(record.id, record.source), self._read(record.id, record.result)
-        if record.corruption in CANARIES:
-            source, result, _ = canary(record.corruption, source, result, "", "")
-        elif record.corruption:
-            name, _, degree = record.corruption.rpartition("-")
-            seed = seed_for("corruption", record.id) % 2**63
-            result = corrupt(name, int(degree), source, result, None, seed)
-        return source, result
-
-    def _known(self, record: Record) -> tuple[Dimension, ...]:
-        """The dimensions up to the first without a score: those that a reply can hold."""
-        dimensions = self.rubric.section(record.type).dimensions
-        unknown = [place for place, one in enumerate(dimensions) if one.key not in record.scores]
-        return dimensions[: unknown[0]] if unknown else dimensions
-
-    def _reply(self, record: Record, reasoned: bool) -> str:
-        known = self._known(record)
-        scores = [_whole(record.scores[one.key]) for one in known]
-        return reply_text(known, scores, record.reason if reasoned else "")
-
-    def _record_tokens(self, record: Record, grids: Mapping[Slot, Grid], reasoned: bool) -> Tokens:
-        prompt = self.rubric.prompt(record.type, record.instruction, self.order)
-        whole = len(self._known(record)) == len(self.rubric.section(record.type).dimensions)
-        ends = bool(self.heads.generate) and whole
-        return self.encoder.tokens(prompt, grids, self._reply(record, reasoned), reply_ends=ends)
-
-    def _choice_tokens(self, choice: Choice, grids: Mapping[Slot, Grid], swapped: bool) -> Tokens:
-        prompt = self.rubric.comparison(choice.type, choice.instruction, self.order, swapped)
-        return self.encoder.tokens(prompt, grids)
-
-    def _add_record(self, made: "_Made", part: Part) -> None:
-        assert part.record is not None
-        record = self.records[part.record]
-        source, result = self.pictures(record)
-        tokens = made.show(
-            {"source": source, "result": result}, lambda grids: self._record_tokens(record, grids, part.reasoned)
-        )
-        start, last = made.length - len(tokens), made.length - len(tokens) + tokens.prompt - 1
-        known = self._known(record)
-        if self.heads.generate:
+    def _add_record(self, made: "_Row", record: Record, reasoned: bool, tokens: Tokens, start: int) -> None:
+        last = start + tokens.prompt - 1
+        if self.sequences.worded(record, reasoned):
             places = range(last, made.length - 1)
-            made.replies += [(place, int(tokens.ids[place + 1 - start]), record.weight) for place in places]
-        if part.reasoned:
+            made.replies += [_Word(place, int(tokens.ids[place + 1 - start]), record.weight) for place in places]
+        if reasoned:
             return
         number = len(made.records)
         made.records.append(record)
@@ -201,147 +80,164 @@ class RowBuilder:
         made.weights.append([
             0.0 if score is None else record.weight * self.weights.of(place, score) for place, score in enumerate(given)
         ])  # fmt: skip
-        if not (self.heads.expected and known):
+        if self.heads.expected:
+            self._add_scores(made, record, number, last)
+
+    def _add_scores(self, made: "_Row", record: Record, number: int, place: int) -> None:
+        """Where the scores of a reply stand, and what they should be. place: the last token of the prompt."""
+        known = self.sequences.known(record)
+        if not known:
             return
-        layout, place = self.layout(known), last
+        layout = self.layout(known)
         for which, dimension in enumerate(known):
             score = record.scores[dimension.key]
             place += len(layout.pieces[which])
-            written = layout.value(_whole(score))
+            written = layout.value(nearest(score))
             second = place + 1 if layout.two_steps and written[0] == layout.digits[1] else -1
-            made.scores.append((place, second, score, made.weights[number][which], number, which))
+            made.scores.append(_Score(place, second, score, made.weights[number][which], number, which))
             place += len(written)
 
-    def _add_choice(self, made: "_Made", choice: Choice, swapped: bool) -> None:
-        pictures: dict[Slot, Image] = {
-            "source": self._read(choice.id, choice.source),
-            "first": self._read(choice.id, choice.first),
-            "second": self._read(choice.id, choice.second),
-        }
-        made.show(pictures, lambda grids: self._choice_tokens(choice, grids, swapped))
-        verdict = {"first": 0, "second": 1, "tie": 2}[choice.preferred]
-        shown = {0: 1, 1: 0, 2: 2}[verdict] if swapped else verdict
-        made.choices.append((made.length - 1, shown, choice.weight, choice.id))
-
-    def _rankings(self, made: "_Made") -> list[tuple[int, int, int, int, float]]:
-        """Pairs of results of one picture and instruction: both numbers, which is better, dimension, weight."""
+    def _rankings(self, records: Sequence[Record]) -> list["_Pair"]:
+        """Pairs of results of one picture and instruction. However many a group has, each result is weighed as one."""
         pairs = []
-        for one, first in enumerate(made.records):
-            for two in range(one + 1, len(made.records)):
-                second = made.records[two]
-                if first.group != second.group:
-                    continue
+        for one, first in enumerate(records):
+            others = [number for number, record in enumerate(records) if record.group == first.group and number != one]
+            for two in (number for number in others if number > one):
+                second = records[two]
+                weight = (first.weight * second.weight) ** 0.5 / len(others)
                 for place, dimension in enumerate(self.rubric.section(first.type).dimensions):
                     if dimension.key in first.scores and dimension.key in second.scores:
                         difference = first.scores[dimension.key] - second.scores[dimension.key]
-                        weight = (first.weight * second.weight) ** 0.5
-                        pairs.append((one, two, int(np.sign(difference)), place, weight))
+                        pairs.append(_Pair(one, two, int(np.sign(difference)), place, weight))
         return pairs
 
-    def _grids(self, one: Record | Choice) -> dict[Slot, Grid]:
-        """The grids of a record's pictures, from their headers."""
-        slots: dict[Slot, PictureRef] = {"source": one.source}
-        if isinstance(one, Record):
-            slots["result"] = one.result
-            if one.size is not None:
-                return dict.fromkeys(slots, self.encoder.grid(*one.size))
-        else:
-            slots |= {"first": one.first, "second": one.second}
-        return {slot: self.encoder.grid(*self._size(one.id, reference)) for slot, reference in slots.items()}
 
-    def _size(self, name: str, reference: PictureRef) -> tuple[int, int]:
-        try:
-            info = read_info(_bytes(reference))
-        except (ImageError, OSError) as error:
-            raise _bad(name, reference, error) from error
-        return info.height, info.width
-
-    def _read(self, name: str, reference: PictureRef) -> Image:
-        try:
-            return decode(_bytes(reference))
-        except (ImageError, OSError) as error:
-            raise _bad(name, reference, error) from error
-
-    def _name(self, part: Part) -> str:
-        return self.records[part.record].id if part.record is not None else self.choices[part.choice or 0].id
+def _verdict(choice: Choice, epoch: int) -> int:
+    """Place in CHOICES of the answer, as the pictures are shown."""
+    answer = {"first": 0, "second": 1, "tie": 2}[choice.preferred]
+    return 1 - answer if answer < 2 and is_swapped(choice, epoch) else answer
 
 
-class _Made:
+class _Word(NamedTuple):
+    """A token of a reply: where it is predicted, itself, its weight."""
+
+    place: int
+    token: int
+    weight: float
+
+
+class _Score(NamedTuple):
+    """A score of a reply, as in `Row`: score_places and what goes with them."""
+
+    place: int
+    second: int
+    score: float
+    weight: float
+    record: int
+    dimension: int
+
+
+class _Pair(NamedTuple):
+    """Two results that are ranked, by number, and whether the first is better (1), or worse (-1), or neither (0)."""
+
+    first: int
+    second: int
+    better: int
+    dimension: int
+    weight: float
+
+
+class _Chosen(NamedTuple):
+    """A comparison: where its answer is predicted, the answer's place in CHOICES, its weight and id."""
+
+    place: int
+    answer: int
+    weight: float
+    id: str
+
+
+class _Row:
     """A row in the making."""
 
     def __init__(self, encoder: PromptEncoder) -> None:
         self._encoder = encoder
         self._ids: list[Tensor] = []
         self._positions: list[Tensor] = []
-        self._pictures: dict[str, tuple[int, Tensor, Grid]] = {}
+        self._pictures: dict[str, tuple[int, Patches]] = {}
+        self._numbers: dict[Slot, int] = {}
         self._runs: list[int] = []
         self.length = 0
-        self.replies: list[tuple[int, int, float]] = []
-        self.scores: list[tuple[int, int, float, float, int, int]] = []
+        self.replies: list[_Word] = []
+        self.scores: list[_Score] = []
         self.records: list[Record] = []
         self.prompts: list[int] = []
         self.targets: list[list[float | None]] = []
         self.weights: list[list[float]] = []
-        self.choices: list[tuple[int, int, float, str]] = []
+        self.choices: list[_Chosen] = []
 
-    def show(self, pictures: Mapping[Slot, Image], tokens_of: Any) -> Tokens:
-        """Append a sequence; a picture that the row shows already is kept once."""
+    def see(self, pictures: Mapping[Slot, Image]) -> dict[Slot, Grid]:
+        """Take the next sequence's pictures, those that the row has already but once; gives their grids."""
         grids: dict[Slot, Grid] = {}
-        numbers: dict[Slot, int] = {}
         for slot, picture in pictures.items():
             digest = self._encoder.digest(picture)
             if digest not in self._pictures:
-                patches = self._encoder.patches(picture)
-                self._pictures[digest] = len(self._pictures), patches.pixel_values, patches.grid
-            numbers[slot], _, grids[slot] = self._pictures[digest]
-        tokens: Tokens = tokens_of(grids)
-        text = torch.arange(len(tokens))[None]
-        self._ids.append(tokens.ids)
-        self._positions.append(torch.cat([text, tokens.positions]))
-        self._runs += [numbers[slot] for slot in tokens.pictures]
-        self.length += len(tokens)
-        return tokens
+                self._pictures[digest] = len(self._pictures), self._encoder.patches(picture)
+            self._numbers[slot], patches = self._pictures[digest]
+            grids[slot] = patches.grid
+        return grids
 
-    def row(self, position: int, slot: int, rankings: list[tuple[int, int, int, int, float]], scale: Scale) -> Row:
-        """What was shown, as tensors."""
-        whole, real = torch.int64, torch.float32
+    def say(self, tokens: Tokens) -> None:
+        """Append the sequence whose pictures were taken."""
+        self._ids.append(tokens.ids)
+        self._positions.append(torch.cat([torch.arange(len(tokens))[None], tokens.positions]))
+        self._runs += [self._numbers[slot] for slot in tokens.pictures]
+        self.length += len(tokens)
+
+    def row(self, position: int, slot: int, pairs: Sequence[_Pair], scale: Scale) -> Row:
+        """What was taken and said, as tensors."""
+        patches = [one for _, one in self._pictures.values()]
+        shares = [soft(one.score - scale.low, len(scale.values)) for one in self.scores]
+        targets, mask, weights = self._regression()
+        return Row(
+            ids=torch.cat(self._ids)[None],
+            positions=torch.cat(self._positions, 1)[:, None],
+            pixel_values=torch.cat([one.pixel_values for one in patches]),
+            grids=_whole([one.grid for one in patches]),
+            picture_of_run=_whole(self._runs),
+            reply_places=_whole([one.place for one in self.replies]),
+            reply_ids=_whole([one.token for one in self.replies]),
+            reply_weights=_real([one.weight for one in self.replies]),
+            score_places=_whole([one.place for one in self.scores]),
+            second_places=_whole([one.second for one in self.scores]),
+            score_targets=torch.stack(shares) if shares else torch.zeros(0, len(scale.values)),
+            score_weights=_real([one.weight for one in self.scores]),
+            score_records=_whole([one.record for one in self.scores]),
+            score_dimensions=_whole([one.dimension for one in self.scores]),
+            regression_places=_whole(self.prompts),
+            regression_targets=targets,
+            regression_mask=mask,
+            regression_weights=weights,
+            ranking_pairs=_whole([[one.first, one.second] for one in pairs]).reshape(-1, 2),
+            ranking_targets=_whole([one.better for one in pairs]),
+            ranking_dimensions=_whole([one.dimension for one in pairs]),
+            ranking_weights=_real([one.weight for one in pairs]),
+            choice_places=_whole([one.place for one in self.choices]),
+            choice_targets=torch.eye(len(CHOICES))[[one.answer for one in self.choices]],
+            choice_weights=_real([one.weight for one in self.choices]),
+            position=position,
+            slot=slot,
+            records=tuple(record.id for record in self.records),
+            choices=tuple(one.id for one in self.choices),
+        )
+
+    def _regression(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Targets, mask and weights, each [R, 3]."""
         targets, mask, weights = torch.zeros(3, len(self.records), DIMENSIONS)
         for number, (given, weighed) in enumerate(zip(self.targets, self.weights, strict=True)):
             for place, score in enumerate(given):
                 if score is not None:
                     targets[number, place], mask[number, place], weights[number, place] = score, 1, weighed[place]
-        shares = [soft(one[2] - scale.low, len(scale.values)) for one in self.scores]
-        return Row(
-            ids=torch.cat(self._ids)[None],
-            positions=torch.cat(self._positions, 1)[:, None],
-            pixel_values=torch.cat([pixels for _, pixels, _ in self._pictures.values()]),
-            grids=torch.tensor([grid for _, _, grid in self._pictures.values()], dtype=whole),
-            picture_of_run=torch.tensor(self._runs, dtype=whole),
-            reply_places=torch.tensor([place for place, _, _ in self.replies], dtype=whole),
-            reply_ids=torch.tensor([token for _, token, _ in self.replies], dtype=whole),
-            reply_weights=torch.tensor([weight for _, _, weight in self.replies], dtype=real),
-            score_places=torch.tensor([one[0] for one in self.scores], dtype=whole),
-            second_places=torch.tensor([one[1] for one in self.scores], dtype=whole),
-            score_targets=torch.stack(shares) if shares else torch.zeros(0, len(scale.values)),
-            score_weights=torch.tensor([one[3] for one in self.scores], dtype=real),
-            score_records=torch.tensor([one[4] for one in self.scores], dtype=whole),
-            score_dimensions=torch.tensor([one[5] for one in self.scores], dtype=whole),
-            regression_places=torch.tensor(self.prompts, dtype=whole),
-            regression_targets=targets,
-            regression_mask=mask,
-            regression_weights=weights,
-            ranking_pairs=torch.tensor([one[:2] for one in rankings], dtype=whole).reshape(-1, 2),
-            ranking_targets=torch.tensor([one[2] for one in rankings], dtype=whole),
-            ranking_dimensions=torch.tensor([one[3] for one in rankings], dtype=whole),
-            ranking_weights=torch.tensor([one[4] for one in rankings], dtype=real),
-            choice_places=torch.tensor([one[0] for one in self.choices], dtype=whole),
-            choice_targets=torch.eye(len(CHOICES))[[one[1] for one in self.choices]],
-            choice_weights=torch.tensor([one[2] for one in self.choices], dtype=real),
-            position=position,
-            slot=slot,
-            records=tuple(record.id for record in self.records),
-            choices=tuple(one[3] for one in self.choices),
-        )
+        return targets, mask, weights
 
 
 def soft(score: float, count: int) -> Tensor:
@@ -354,16 +250,9 @@ def soft(score: float, count: int) -> Tensor:
     return shares
 
 
-def _whole(score: float) -> int:
-    """The nearest whole score, halves up."""
-    return int(score + 0.5)
+def _whole(values: Sequence[object]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int64)
 
 
-def _bytes(reference: PictureRef) -> bytes:
-    with reference.path.open("rb") as file:
-        file.seek(reference.offset)
-        return file.read(reference.length or -1)
-
-
-def _bad(name: str, reference: PictureRef, error: Exception) -> BadPicture:
-    return BadPicture(f"{one_line(name, 80)}: {reference.path}: {one_line(str(error), 200)}")
+def _real(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)

@@ -12,13 +12,16 @@ from editfoundry.training.judge.trainer import JudgeTrainer
 from editfoundry.training.parameters import precision
 from editfoundry.training.sharding import engine_kind
 
+MOST_SHOWN = 5
+"""Records left out that are named before a run begins; `--json` has more of them."""
+
 
 def describe(trainer: JudgeTrainer) -> dict[str, Any]:
     """Batches, data, and parameters of a run, as plain values."""
-    config, accelerator, builder = trainer.config, trainer.accelerator, trainer.builder
+    config, accelerator = trainer.config, trainer.accelerator
     settings = read_settings(checkpoint_path(config.model))
     given: dict[str, Counter[str]] = {}
-    for record in builder.records:
+    for record in trainer.train.records:
         for key, score in record.scores.items():
             given.setdefault(key, Counter())[f"{round(score)}"] += 1
     parameters = list(trainer.model.parameters())
@@ -34,12 +37,13 @@ def describe(trainer: JudgeTrainer) -> dict[str, Any]:
         "accumulation": trainer.accumulation,
         "heads": {name: weight for name, weight in config.heads.model_dump().items() if weight},
         "rubric": trainer.rubric.name,
-        "records": len(builder.records),
-        "choices": len(builder.choices),
+        "records": len(trainer.train.records),
+        "choices": len(trainer.train.choices),
         "kept_for_validation": len(trainer.kept.records) + len(trainer.kept.choices),
-        "left_out": trainer.left_out,
+        "left_out": dict(trainer.judged.left_out),
+        "left_out_records": trainer.judged.listed,
         "scores": {key: dict(sorted(counts.items())) for key, counts in sorted(given.items())},
-        "sequences": len(builder.parts),
+        "sequences": len(trainer.plan.parts),
         "tokens_per_row": config.data.pack,
         "fill": round(trainer.order.fill(), 4),
         "epochs": round(trainer.order.epoch(config.steps), 4),
@@ -68,6 +72,8 @@ def show(trainer: JudgeTrainer, as_json: bool = False) -> None:
     )
     for reason, count in sorted(facts["left_out"].items()):
         console.print(f"left out: {count:,} records ({reason})")
+    for listed in trainer.judged.listed[:MOST_SHOWN]:
+        console.print(f"  {listed}")
     for key, counts in facts["scores"].items():
         console.print(f"scores of {key}: " + ", ".join(f"{score}: {count:,}" for score, count in counts.items()))
     console.print("trains {trained_parameters:,} of {parameters:,} parameters".format_map(facts))

@@ -15,16 +15,17 @@ from editfoundry.models.checkpoint import checkpoint_digest
 from editfoundry.models.judge.encode import PromptEncoder
 from editfoundry.models.judge.rubric import load_rubric
 from editfoundry.models.language.local import resident
-from editfoundry.training.data.loader import build_loader
 from editfoundry.training.data.order import Positions
+from editfoundry.training.judge.balance import weighting
 from editfoundry.training.judge.batch import Row
 from editfoundry.training.judge.config import JudgeTrainConfig
+from editfoundry.training.judge.loader import row_loader
 from editfoundry.training.judge.losses import Alphabet, losses, totals
 from editfoundry.training.judge.model import JudgeModel, prepare_parameters
 from editfoundry.training.judge.packing import RowOrder
-from editfoundry.training.judge.records import Choice, Record
-from editfoundry.training.judge.rows import RowBuilder, weighting
+from editfoundry.training.judge.rows import RowBuilder
 from editfoundry.training.judge.sources import read_sources
+from editfoundry.training.judge.split import sample, split
 from editfoundry.training.judge.validation import JudgeValidator
 from editfoundry.training.loop import TrainingLoop
 from editfoundry.training.parameters import precision
@@ -53,29 +54,25 @@ class JudgeTrainer(TrainingLoop[Row]):
         encoder = PromptEncoder(
             held.processor, held.model.config, data.min_pixels, data.max_pixels, held.control_tokens
         )
-        judged = read_sources(data.sources, self.rubric)
-        self.left_out = dict(judged.left_out)
-        train, kept = split(judged.records, judged.choices, data.holdout)
-        weights = weighting(train[0], self.rubric, data.balance)
-        self.builder = RowBuilder(*train, self.rubric, encoder, config.order, config.heads, weights)
-        items = self.builder.plan(data.pack)
-        if not items:
+        self.judged = read_sources(data.sources, self.rubric)
+        self.train, kept = split(self.judged.records, self.judged.choices, data.holdout)
+        self.kept = sample(kept, config.validation.samples)
+        weights = weighting(self.train.records, self.rubric, data.balance)
+        self.builder = RowBuilder(self.rubric, encoder, config.order, config.heads, weights)
+        self.plan = self.builder.sequences.plan(*self.train, data.pack)
+        if not self.plan.items:
             raise UsageError("data.sources: nothing in them for the heads that have a weight, once some is kept apart")
-        self.order = RowOrder(items, data.pack, config.global_batch, config.seed)
-        self.builder.order_of_rows = self.order
-        self.kept = RowBuilder(
-            *sample(*kept, config.validation.samples), self.rubric, encoder, config.order, config.heads, weights
-        )
+        self.order = RowOrder(self.plan.items, data.pack, config.global_batch, config.seed)
         dimensions = self.rubric.section(self.rubric.types[0]).dimensions
         self.alphabet = Alphabet(self.builder.layout(dimensions), tuple(self.builder.choice_ids))
-        content = [[repr(one) for one in train[0]], [repr(one) for one in train[1]], self.rubric.digest]
+        content = [[repr(one) for one in side] for side in self.train] + [self.rubric.digest]
         self.origin = {"data": sha256(canonical_json(content)), "model": base}
 
     def prepare(self) -> None:
         """Build what trains and what validates, and take up the newest checkpoint."""
         config = self.config
         self.model.train()
-        self.validator = JudgeValidator(self.kept, config.heads, self.alphabet, self.accelerator, config.data.pack)
+        self.validator = JudgeValidator(self.builder, self.kept, self.alphabet, self.accelerator, config.data.pack)
         self.begin()
 
     def losses_of(self, batches: list[Row], backward: Callable[[Tensor], None]) -> dict[str, float]:
@@ -114,7 +111,7 @@ class JudgeTrainer(TrainingLoop[Row]):
         accelerator, data = self.accelerator, self.config.data
         ranks = accelerator.process_index, accelerator.num_processes
         positions = Positions(self.order, *ranks, self.accumulation, 1, self.step, self.config.steps)
-        for row in build_loader(self.builder, self.order, positions, data.workers, data.prefetch):
+        for row in row_loader(self.builder, self.order, self.plan.parts, positions, data.workers, data.prefetch):
             yield send_to_device(row, accelerator.device, non_blocking=True)
 
     def row(self, batches: list[Row], made: dict[str, float], seconds: float) -> Mapping[str, Any]:
@@ -140,35 +137,3 @@ class JudgeTrainer(TrainingLoop[Row]):
             row: Mapping[str, Any] = self.validator.run(self.engine.forward)
         self.model.train()
         return row
-
-
-Data = tuple[list[Record], list[Choice]]
-
-
-def split(records: list[Record], choices: list[Choice], holdout: float) -> tuple[Data, Data]:
-    """What to train on, and what is kept for validation: all of a photograph's edits are on one side.
-
-    Raises UsageError when a side is empty.
-    """
-
-    def kept(photograph: str) -> bool:
-        return seed_for("holdout", photograph) % 10_000 < holdout * 10_000
-
-    train = [one for one in records if not kept(one.photograph)], [one for one in choices if not kept(one.photograph)]
-    held = [one for one in records if kept(one.photograph)], [one for one in choices if kept(one.photograph)]
-    if not any(train) or not any(held):
-        raise UsageError(
-            f"data.holdout {holdout}: leaves one side without an edit; the sources have too few photographs for it"
-        )
-    return train, held
-
-
-def sample(records: list[Record], choices: list[Choice], most: int) -> Data:
-    """At most so many of each, drawn by hash, in the order they came."""
-
-    def drawn(ones: list[Any]) -> list[Any]:
-        chosen = sorted(ones, key=lambda one: seed_for("validation", one.id))[:most]
-        names = {one.id for one in chosen}
-        return [one for one in ones if one.id in names]
-
-    return drawn(records), drawn(choices)

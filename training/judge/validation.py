@@ -19,25 +19,25 @@ from scipy import stats
 from editfoundry.core.hashing import seed_for
 from editfoundry.models.judge.folder import DIMENSIONS
 from editfoundry.training.judge.batch import Row
-from editfoundry.training.judge.config import Heads
 from editfoundry.training.judge.losses import Alphabet
 from editfoundry.training.judge.model import Outputs
-from editfoundry.training.judge.packing import Item
+from editfoundry.training.judge.packing import in_order
 from editfoundry.training.judge.records import Record
 from editfoundry.training.judge.rows import RowBuilder
+from editfoundry.training.judge.split import Side
 
 REPLICATES = 500
 Forward = Callable[[Row], Outputs]
 
 
 class JudgeValidator:
-    """Measures a judge on a builder's records and choices. limit: tokens of a row."""
+    """Measures a judge on the edits and comparisons that are kept. limit: tokens of a row."""
 
     def __init__(
-        self, builder: RowBuilder, heads: Heads, alphabet: Alphabet, accelerator: Accelerator, limit: int
+        self, builder: RowBuilder, kept: Side, alphabet: Alphabet, accelerator: Accelerator, limit: int
     ) -> None:
-        self.builder, self.heads, self.alphabet, self.accelerator = builder, heads, alphabet, accelerator
-        self.limit = limit
+        self.builder, self.heads, self.alphabet, self.accelerator = builder, builder.heads, alphabet, accelerator
+        self.records, self.choices, self.limit = kept.records, kept.choices, limit
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def run(self, forward: Forward) -> dict[str, Any]:
@@ -50,15 +50,15 @@ class JudgeValidator:
             heads["regression"] = self._report(self._regressed(forward))
         return {
             "kind": "judge_validation",
-            "samples": len(self.builder.records) + len(self.builder.choices),
+            "samples": len(self.records) + len(self.choices),
             "heads": heads,
-            "preference": self._preference(forward) if self.heads.preference and self.builder.choices else None,
+            "preference": self._preference(forward) if self.heads.preference and self.choices else None,
             "seconds": time.perf_counter() - started,
         }
 
     def _expected(self, forward: Forward) -> dict[str, list[float]]:
         """Expected scores by record, in the section's order."""
-        records, scale = list(self.builder.records), self.builder.rubric.scale
+        records, scale = self.records, self.builder.rubric.scale
         found: dict[str, list[float]] = {record.id: [] for record in records}
         chosen: dict[str, dict[str, float]] = {record.id: {} for record in records}
         for place in range(DIMENSIONS):
@@ -91,8 +91,8 @@ class JudgeValidator:
             means = outputs.regression[:, :DIMENSIONS].tolist()
             return [(name, 0, mean) for name, mean in zip(row.records, means, strict=True)]
 
-        records = {record.id: record for record in self.builder.records}
-        blank = [replace(one, reason="") for one in self.builder.records]
+        records = {record.id: record for record in self.records}
+        blank = [replace(one, reason="") for one in self.records]
         return {name: mean[: len(self._keys(records[name]))] for name, _, mean in self._gathered(forward, blank, read)}
 
     def _preference(self, forward: Forward) -> float:
@@ -113,22 +113,14 @@ class JudgeValidator:
         read: Callable[[Row, Outputs], list[tuple[str, int, list[float]]]],
     ) -> list[tuple[str, int, list[float]]]:
         """What `read` makes of all rows, of all ranks; every rank has as many forward passes."""
-        choices = () if records else self.builder.choices
-        builder = RowBuilder(
-            records,
-            choices,
-            self.builder.rubric,
-            self.builder.encoder,
-            self.builder.order,
-            self.heads,
-            self.builder.weights,
-        )
-        rows = in_order(builder.plan(self.limit), self.limit)
+        choices = () if records else self.choices
+        plan = self.builder.sequences.plan(records, choices, self.limit)
+        rows = in_order(plan.items, self.limit)
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
         mine = [rows[min(place, len(rows) - 1)] for place in range(rank, -(-len(rows) // ranks) * ranks, ranks)]
         made: list[tuple[str, int, list[float]]] = []
         for members in mine:
-            row = send_to_device(builder.row(members), self.accelerator.device)
+            row = send_to_device(self.builder.row([plan.parts[member] for member in members]), self.accelerator.device)
             made += read(row, forward(row))
         unique = {(name, which): shares for name, which, shares in gather_object(made)}
         return [(name, which, shares) for (name, which), shares in sorted(unique.items())]
@@ -137,7 +129,7 @@ class JudgeValidator:
         """Agreement of the scores found with the given ones."""
         rubric, pairs, overall = self.builder.rubric, [], []
         by_place: dict[str, list[tuple[float, float]]] = {}
-        for record in self.builder.records:
+        for record in self.records:
             keys = self._keys(record)
             mine = dict(zip(keys, found[record.id], strict=True))
             given = {key: record.scores[key] for key in keys if key in record.scores}
@@ -163,19 +155,6 @@ class JudgeValidator:
 
     def _keys(self, record: Record) -> list[str]:
         return [dimension.key for dimension in self.builder.rubric.section(record.type).dimensions]
-
-
-def in_order(items: Sequence[Item], limit: int) -> list[list[int]]:
-    """Rows of items as they come, each of at most `limit` tokens."""
-    rows: list[list[int]] = []
-    used = limit
-    for item in items:
-        if used + item.tokens > limit:
-            rows.append([])
-            used = 0
-        rows[-1].extend(item.members)
-        used += item.tokens
-    return rows
 
 
 def spearman(pairs: NDArray[np.float64]) -> float | None:

@@ -1,0 +1,51 @@
+"""`graded`: a dataset of ours whose results are corrupted by known degrees, and its canaries."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from editfoundry.data_engine.edges import Edge, read_edges
+from editfoundry.models.judge.corruption import CANARIES, DEGREES, GRADED, grades
+from editfoundry.models.judge.rubric import Rubric
+from editfoundry.training.judge.config import Source
+from editfoundry.training.judge.records import Record
+from editfoundry.training.judge.sources.judged import Judged
+from editfoundry.training.judge.sources.verification import edge_record
+
+KINDS = (("", 0), *((name, degree) for name in GRADED for degree in DEGREES), *((name, 0) for name in CANARIES))
+
+
+def read_graded(source: Source, rubric: Rubric, judged: Judged, prefix: str) -> None:
+    """Every edge as it is, with every corruption at every degree, and as every canary."""
+    edges = list(read_edges(Path(source.path)))
+    for edge, other in zip(edges, other_instructions(edges), strict=True):
+        judged.records += _versions(edge, other, source, rubric, prefix)
+
+
+def _versions(edge: Edge, other: str | None, source: Source, rubric: Rubric, prefix: str) -> list[Record]:
+    """An edge's records. Those with another picture before, or another instruction, are not ranked with the rest."""
+    dimensions, records = rubric.section(edge.type).dimensions, []
+    for name, degree in KINDS:
+        if name == "wrong_instruction" and other is None:
+            continue
+        corruption = f"{name}-{degree}" if degree else name
+        id = f"{prefix}{edge.key}:{corruption or 'as_it_is'}"
+        scores = grades(name, degree, rubric.scale, dimensions)
+        record = edge_record(edge, id, scores, source.weight, corruption=corruption)
+        if name not in ("swapped", "wrong_instruction"):
+            record = replace(record, group=f"{prefix}{edge.key}")
+        if name == "wrong_instruction" and other is not None:
+            record = replace(record, instruction=other)
+        records.append(record)
+    return records
+
+
+def other_instructions(edges: Sequence[Edge]) -> list[str | None]:
+    """For each edge the instruction of the next one of another type, around the end; None where all are of one type."""
+    found: list[str | None] = [None] * len(edges)
+    following: Edge | None = None
+    for place in reversed(range(2 * len(edges))):
+        edge, after = edges[place % len(edges)], edges[(place + 1) % len(edges)]
+        following = after if after.type != edge.type else following
+        found[place % len(edges)] = following.instruction if following is not None else None
+    return found
