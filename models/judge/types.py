@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from editfoundry.models.protocols import Image, Unanswered
+
+if TYPE_CHECKING:
+    from editfoundry.models.judge.rubric import Rubric
 
 Head = Literal["generate", "expected", "regression"]
 """generate: the model writes a reason and the scores. expected: the mean of its probabilities of each score, without a
@@ -79,7 +82,16 @@ class Preference:
 
 
 class EditJudge(Protocol):
-    """A judge with its rubric. Cheap to construct; `load` loads or connects."""
+    """A judge with its rubric. Cheap to construct; `load` loads or connects.
+
+    served: names of the models that answered so far, as a server says them; empty for a model in this process.
+    """
+
+    @property
+    def rubric(self) -> "Rubric": ...
+
+    @property
+    def served(self) -> frozenset[str]: ...
 
     def provenance(self) -> dict[str, Any]:
         """What a score depends on: kind, model and its digest or name, rubric (name, version, digest), head, steps,
