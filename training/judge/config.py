@@ -19,9 +19,10 @@ class Source(Config):
     kind: `scores`, a JSON file of records with a reply of scores, as the released `all_dataset_gpt_score.json` is
     described; `verification`, a dataset of ours whose edges carry a judge's verdict; `ratings`, a JSONL file of scores
     from people; `preferences`, a JSONL file of choices between two results; `graded`, a dataset of ours whose results
-    are corrupted by known degrees. path: that file or dataset. images: the folder that relative paths of pictures are
-    under; the file's own by default. columns: name in the file by our name, for those that differ. types: edit type by
-    the file's name for it. weight: of its samples in the loss.
+    are corrupted by known degrees. path: that file or dataset. images: the folder that all pictures are under and
+    relative paths start from; the file's own by default. columns: name in the file by our name, for those that differ;
+    for a picture also a pattern such as `{folder}/{name}.png`; for a dimension of the rubric the label that replies
+    have for it. types: edit type by the file's name for it. weight: of its samples in the loss.
     """
 
     kind: Literal["scores", "verification", "ratings", "preferences", "graded"]
@@ -57,10 +58,10 @@ class Heads(Config):
 class JudgeData(Config):
     """Which judged edits, and how they are shown.
 
-    holdout: share of the photographs whose edits are kept for validation, chosen by their hash. min_pixels, max_pixels:
-    pictures with fewer or more are scaled. pack: most tokens of one packed row. workers, prefetch: processes that read
-    pictures, and how many rows each is ahead. balance: weight of a score against how often it is given: not at all, by
-    1 / sqrt(count), or by 1 / count, at most 10 times the mean.
+    holdout: share of the photographs whose edits are kept for validation, chosen by their hash; those of a dataset's
+    split `val` are kept besides. min_pixels, max_pixels: pictures with fewer or more are scaled. pack: most tokens of
+    one packed row. workers, prefetch: processes that read pictures, and how many rows each is ahead. balance: weight of
+    a score against how often it is given: not at all, by 1 / sqrt(count), or by 1 / count, at most 10 times the mean.
     """
 
     sources: tuple[Source, ...] = Field(min_length=1)
