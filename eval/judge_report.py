@@ -33,8 +33,8 @@ MINIATURE = (
     "the parts work, and say nothing about these edits."
 )
 UNTUNED = (
-    "An untuned base: a model as it was released, never trained to score edits. Measure how far to believe it with "
-    "`editfoundry judge check` and `editfoundry judge agreement` before using its scores."
+    "An untuned base: a model as it was released, never trained to score edits. Before using its scores, measure how "
+    "far to believe them, with the commands judge check and judge agreement."
 )
 UNPINNED = (
     "The prompts are not the released revision that this version knows, so the scores compare to no published ones."

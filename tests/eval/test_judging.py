@@ -11,7 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from judged_pairs import EVIL, PixelJudge, flat, read_lines, write_lines, write_pairs
+from judged_pairs import (
+    EVIL,
+    PixelJudge,
+    change,
+    flat,
+    meta,
+    read_lines,
+    unseen,
+    write_choices,
+    write_lines,
+    write_pairs,
+)
 
 from editfoundry.core.errors import EditFoundryError, ImageError, UsageError
 from editfoundry.core.progress import Advance
@@ -23,26 +34,10 @@ from editfoundry.eval.verdicts import read_meta
 LEVELS = (200, 100, 0, 255, 50)
 
 
-@contextmanager
-def unseen(total: int) -> Iterator[Advance]:
-    del total
-    yield lambda _: None
-
-
 def score(pairs: Path, out: Path, judge: PixelJudge | None = None) -> tuple[list[dict[str, Any]], PixelJudge]:
     judge = judge or PixelJudge()
     judge_pairs(SCORE, judge, pairs, out, unseen)
     return read_lines(out), judge
-
-
-def meta(out: Path) -> dict[str, Any]:
-    return dict(json.loads(out.with_name(out.name + ".meta.json").read_text()))
-
-
-def change(pairs: Path, number: int, **values: Any) -> None:
-    rows = read_lines(pairs)
-    rows[number].update(values)
-    write_lines(pairs, rows)
 
 
 def test_every_pair_has_its_scores_in_the_order_of_the_file(tmp_path: Path) -> None:
@@ -217,8 +212,9 @@ def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from judged_pairs import PixelJudge
-from test_judging import SCORE, judge_pairs, judging, unseen
+from editfoundry.eval import judging
+from editfoundry.eval.judging import SCORE, judge_pairs
+from judged_pairs import PixelJudge, unseen
 judging.CHUNK = 4
 kill = lambda call: os.kill(os.getpid(), signal.SIGKILL) if call == 2 else None
 judge_pairs(SCORE, PixelJudge(before=kill), Path(sys.argv[1]), Path(sys.argv[2]), unseen)
@@ -228,9 +224,9 @@ judge_pairs(SCORE, PixelJudge(before=kill), Path(sys.argv[1]), Path(sys.argv[2])
 def test_what_a_killed_process_wrote_is_kept(tmp_path: Path) -> None:
     pairs, out = write_pairs(tmp_path, range(0, 140, 10)), tmp_path / "scores.jsonl"
     whole, _ = score(pairs, tmp_path / "whole.jsonl")
-    paths = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
+    support = str(Path(__file__).parents[1] / "support")
     child = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = {paths!r}" + KILLED, pairs, out],
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {support!r})" + KILLED, pairs, out],
         capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert child.returncode == -signal.SIGKILL, child.stderr
@@ -255,12 +251,6 @@ def test_an_error_of_the_judge_leaves_the_chunks_before_it(tmp_path: Path, monke
     assert len(read_lines(out)) == 2 and not meta(out)["finished"]
     rows, judge = score(pairs, out)
     assert len(rows) == 5 and sum(map(len, judge.calls)) == 3
-
-
-def write_choices(folder: Path) -> Path:
-    pairs = write_pairs(folder / "choices", [10, 200])
-    rows = [{"first": row.pop("result"), "second": "pictures/result-1.jpg", **row} for row in read_lines(pairs)]
-    return write_lines(pairs, rows)
 
 
 def test_preferences_have_shares_and_means(tmp_path: Path) -> None:

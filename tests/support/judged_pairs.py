@@ -1,7 +1,8 @@
 """A judge that scores pixels, at once and exactly, and files of pairs for it to score."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from editfoundry.core.images import encode_jpeg
+from editfoundry.core.progress import Advance
 from editfoundry.models.judge.rubric import Rubric, load_rubric
 from editfoundry.models.judge.types import Case, Comparison, Preference, Scored
 from editfoundry.models.protocols import Unanswered
@@ -95,3 +97,29 @@ def write_lines(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def change(pairs: Path, number: int, **values: Any) -> None:
+    """Give a pair other values."""
+    rows = read_lines(pairs)
+    rows[number].update(values)
+    write_lines(pairs, rows)
+
+
+def write_choices(folder: Path) -> Path:
+    """A file of two results to choose between, two of them, in `choices/`."""
+    pairs = write_pairs(folder / "choices", [10, 200])
+    rows = [{"first": row.pop("result"), "second": "pictures/result-1.jpg", **row} for row in read_lines(pairs)]
+    return write_lines(pairs, rows)
+
+
+def meta(out: Path) -> dict[str, Any]:
+    """What is said beside a file of verdicts."""
+    return dict(json.loads(out.with_name(out.name + ".meta.json").read_text()))
+
+
+@contextmanager
+def unseen(total: int) -> Iterator[Advance]:
+    """Progress that nobody sees."""
+    del total
+    yield lambda _: None
