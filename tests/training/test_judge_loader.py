@@ -94,6 +94,17 @@ def test_resuming_needs_the_position_alone(data: Data, checkpoint: Path, tmp_pat
     assert data.order.epoch(8) > 2  # it went through more than two epochs
 
 
+def test_comparisons_change_sides_from_epoch_to_epoch(data: Data) -> None:
+    answers: dict[str, dict[int, int]] = {}
+    for row in data.rows(0, 1, GLOBAL_BATCH, 0, 8):
+        epoch = data.order.row(row.position, row.slot).epoch
+        for name, answer in zip(row.choices, row.choice_targets.argmax(1).tolist(), strict=True):
+            answers.setdefault(name, {})[epoch] = answer
+    for name in ("1:p0", "1:p2", "1:p3"):
+        assert answers[name][0] == 1 - answers[name][1]
+    assert set(answers["1:p1"].values()) == {2}  # a tie
+
+
 def test_an_epoch_shows_everything_once(data: Data) -> None:
     """Each edit once, each comparison once, in orders that change from epoch to epoch."""
     rows = [data.order.row(position, slot) for position in range(8) for slot in range(GLOBAL_BATCH)]

@@ -200,6 +200,7 @@ HOSTILE = [
     ("infinite", '{"id": "r1", "source": "1-source.jpg", "result": "1-first.jpg", "instruction": "x", "type": "add", '
      '"scores": {"following": 1e999}}', "inf is no number"),
     ("other edit", rating(0, instruction="something else"), "id r0 was another edit in .*line 1"),
+    ("other type", rating(0, type="remove"), "id r0 was another edit in .*line 1"),
     ("rated twice", rating(0, rater="a"), "rater a rates id r0 again"),
     ("too long", rating(1, instruction="x" * (1 << 20)), "longer than"),
 ]  # fmt: skip
