@@ -1,4 +1,4 @@
-"""`editfoundry train`: make an editor, train it, look at the run, and take the result."""
+"""`editfoundry train`: make an editor or a judge, train it, look at the run, and take the result."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -9,16 +9,23 @@ import typer
 from editfoundry.core.config import load_config
 from editfoundry.models.editor.loading import refuse_existing
 from editfoundry.training.config import TrainConfig
-from editfoundry.training.launch import CACHER, TRAINER, command, usable_cores, visible_gpus
-from editfoundry.training.rundir import check_folder, saved_config
+from editfoundry.training.judge.config import JudgeTrainConfig
+from editfoundry.training.launch import CACHER, JUDGE_TRAINER, TRAINER, command, usable_cores, visible_gpus
+from editfoundry.training.rundir import check_folder, is_judge, saved_config
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    help="Make an editor, train it, report on the run, and export the result.",
+    help="Make an editor or a judge, train it, report on the run, and export the result.",
 )
+CONFIGS: dict[str, type[TrainConfig | JudgeTrainConfig]] = {
+    TRAINER: TrainConfig,
+    CACHER: TrainConfig,
+    JUDGE_TRAINER: JudgeTrainConfig,
+}
+"""What the module that accelerate launches is configured by."""
 
 
 class Weights(StrEnum):
@@ -43,6 +50,9 @@ Accelerate = Annotated[
     ),
 ]
 Processes = Annotated[int | None, typer.Option(min=1, help="Processes, instead of the file's number.")]
+RunOut = Annotated[Path, typer.Option("-o", "--output", help="Folder of the run; an unfinished run resumes.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be trained, and stop there.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a training run.", show_default=False)]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write.", show_default=False)]
 
@@ -50,16 +60,29 @@ Out = Annotated[Path, typer.Argument(metavar="OUT", help="New folder to write.",
 @app.command("editor")
 def editor_command(
     config: ConfigFile,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Folder of the run; an unfinished run resumes.")],
+    output: RunOut,
     accelerate: Accelerate = None,
     processes: Processes = None,
     overrides: Overrides = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be trained, and stop there.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
 ) -> None:
     """Train the editor, or go on where an earlier run stopped: accelerate's launcher starts the trainer."""
-    flags = [flag for flag, given in (("--dry-run", dry_run), ("--json", as_json)) if given]
-    _launch(TRAINER, config, output, overrides or [], flags, accelerate, processes)
+    _launch(TRAINER, config, output, overrides or [], _flags(dry_run, as_json), accelerate, processes)
+
+
+@app.command("judge")
+def judge_command(
+    config: ConfigFile,
+    output: RunOut,
+    accelerate: Accelerate = None,
+    processes: Processes = None,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a judge, or go on where an earlier run stopped: accelerate's launcher starts the trainer."""
+    _launch(JUDGE_TRAINER, config, output, overrides or [], _flags(dry_run, as_json), accelerate, processes)
 
 
 @app.command("cache")
@@ -74,6 +97,10 @@ def cache_command(
     _launch(CACHER, config, output, overrides or [], [], accelerate, processes)
 
 
+def _flags(dry_run: bool, as_json: bool) -> list[str]:
+    return [flag for flag, given in (("--dry-run", dry_run), ("--json", as_json)) if given]
+
+
 def _launch(
     module: str,
     config: str,
@@ -84,8 +111,8 @@ def _launch(
     processes: int | None,
 ) -> NoReturn:
     """Become the command that runs a module with these arguments; what is wrong is said before processes start."""
-    wanted = load_config(TrainConfig, config, overrides)
-    if module == TRAINER and "--dry-run" not in flags:
+    wanted = load_config(CONFIGS[module], config, overrides)
+    if module != CACHER and "--dry-run" not in flags:
         check_folder(output, wanted)
     gpus = visible_gpus()
     if accelerate is None:
@@ -95,7 +122,7 @@ def _launch(
     settings = [part for override in overrides for part in ("--set", override)]
     program = [module, config, "-o", str(output), *settings, *flags]
     launched = command(program, accelerate, gpus=gpus, cores=usable_cores(), processes=processes)
-    if module == TRAINER:
+    if module != CACHER:
         wanted.accumulation(launched.processes)
     typer.echo(f"starting {launched}", err=True)
     launched.replace_process()
@@ -118,9 +145,15 @@ def init_editor_command(
 def miniature_command(
     out: Out,
     seed: Annotated[int, typer.Option(min=0, help="Of the random weights.")] = 0,
+    judge: Annotated[bool, typer.Option("--judge", help="A judge instead of an editor.")] = False,
 ) -> None:
     """Write an editor of the real classes with random weights, small enough to try the trainer on a laptop."""
     refuse_existing(out)  # before much is loaded
+    if judge:
+        from editfoundry.models.judge.miniature import write_miniature_judge
+
+        typer.echo(write_miniature_judge(out, seed=seed))
+        return
     from editfoundry.models.editor.miniature import write_miniature
 
     typer.echo(write_miniature(out, seed=seed))
@@ -135,17 +168,27 @@ def export_command(
         Weights | None, typer.Option(help="Averaged ones or trained ones; averaged where the run averages.")
     ] = None,
 ) -> None:
-    """Write the trained editor as a pipeline folder, for `editfoundry edit --model`."""
+    """Write the trained editor for `editfoundry edit --model`, or the trained judge for `editfoundry judge`."""
     refuse_existing(out)  # before much is loaded
-    saved_config(run)
+    ema = None if weights is None else weights is Weights.averaged
+    if is_judge(saved_config(run)):
+        from editfoundry.training.judge.export import export_judge
+
+        typer.echo(export_judge(run, out, step=step, ema=ema))
+        return
     from editfoundry.training.export import export
 
-    typer.echo(export(run, out, step=step, ema=None if weights is None else weights is Weights.averaged))
+    typer.echo(export(run, out, step=step, ema=ema))
 
 
 @app.command("report")
 def report_command(run: Run) -> None:
-    """Write one self-contained HTML page with the curves and validation edits of a run, and print its path."""
+    """Write one self-contained HTML page with the curves and validations of a run, and print its path."""
+    if is_judge(saved_config(run)):
+        from editfoundry.training.judge.report import write_judge_report
+
+        typer.echo(write_judge_report(run))
+        return
     from editfoundry.training.report import write_report
 
     typer.echo(write_report(run))

@@ -2,10 +2,20 @@
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Generic, TypeVar
 
 from editfoundry.core.errors import UsageError
-from editfoundry.training.metrics import Row, TrainRow, ValidationRow, numbers, read_metrics
+from editfoundry.training.metrics import (
+    JudgeValidationRow,
+    StepRow,
+    TrainRow,
+    ValidationRow,
+    numbers,
+    read_metrics,
+)
 
+T = TypeVar("T", bound=StepRow)
+V = TypeVar("V", ValidationRow, JudgeValidationRow)
 MOST_POINTS = 240
 MOST_PROBLEMS = 20
 
@@ -35,23 +45,27 @@ class Curve:
         return [(steps / count, values / count) for count, steps, values in self._sums]
 
 
-class Curves:
+class RunCurves(Generic[T, V]):
     """Every number of a run's rows as a curve, by name (`loss_by_type/add`), and what they add up to.
 
-    Raises UsageError when there is no row. The rows may be without validations, or without training steps.
+    train, validation: the kinds of its rows. Raises UsageError when there is no row. The rows may be without
+    validations, or without training steps.
     """
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, train: type[T], validation: type[V]) -> None:
         self.train: dict[str, Curve] = {}
         self.validation: dict[str, Curve] = {}
-        self.last_train: TrainRow | None = None
-        self.last_validation: ValidationRow | None = None
-        self.grids: list[int] = []
-        self.problems: list[str] = []  # the first ones
-        self.samples = self.tokens = self.skipped_samples = self.skipped_steps = self.peak_memory = 0
+        self.last_train: T | None = None
+        self.first_validation: V | None = None
+        self.last_validation: V | None = None
+        self.samples = self.tokens = self.skipped_steps = self.peak_memory = 0
         self.seconds = self.validation_seconds = 0.0
         for row in read_metrics(run):
-            self._add(row)
+            if isinstance(row, train):
+                self.add_step(row)
+            else:
+                assert isinstance(row, validation), "a run has rows of its own kinds alone"
+                self.add_validation(row)
         if not self.train and not self.validation:
             raise UsageError(f"{run}: has no metrics yet; the first training step writes the first ones")
 
@@ -60,26 +74,47 @@ class Curves:
         """Steps that a point of a training curve stands for, at most."""
         return max((curve.width for curve in self.train.values()), default=1)
 
-    def _add(self, row: Row) -> None:
-        assert isinstance(row, TrainRow | ValidationRow), "a judge's run has another report"
-        plain = row.model_dump()
-        curves = self.train if isinstance(row, TrainRow) else self.validation
-        for name, value in numbers(plain):
-            curves.setdefault(name, Curve()).add(row.step, value)
-        if isinstance(row, TrainRow):
-            self.last_train = row
-            self.samples += row.samples
-            self.tokens += row.tokens
-            self.skipped_samples += row.skipped_samples
-            self.problems += row.problems[: MOST_PROBLEMS - len(self.problems)]
-            self.skipped_steps += row.skipped_step
-            self.seconds += row.seconds
-            self.peak_memory = max(self.peak_memory, row.peak_memory_bytes or 0)
-        else:
-            self.last_validation = row
-            self.validation_seconds += row.seconds
-            if row.grid:
-                self.grids.append(row.step)
+    def add_step(self, row: T) -> None:
+        """Take in a training step."""
+        _add(self.train, row)
+        self.last_train = row
+        self.samples += row.samples
+        self.tokens += row.tokens
+        self.skipped_steps += row.skipped_step
+        self.seconds += row.seconds
+        self.peak_memory = max(self.peak_memory, row.peak_memory_bytes or 0)
+
+    def add_validation(self, row: V) -> None:
+        """Take in a validation."""
+        _add(self.validation, row)
+        self.first_validation = self.first_validation or row
+        self.last_validation = row
+        self.validation_seconds += row.seconds
+
+
+class Curves(RunCurves[TrainRow, ValidationRow]):
+    """Those of an editor's run."""
+
+    def __init__(self, run: Path) -> None:
+        self.grids: list[int] = []
+        self.problems: list[str] = []  # the first ones
+        self.skipped_samples = 0
+        super().__init__(run, TrainRow, ValidationRow)
+
+    def add_step(self, row: TrainRow) -> None:
+        super().add_step(row)
+        self.skipped_samples += row.skipped_samples
+        self.problems += row.problems[: MOST_PROBLEMS - len(self.problems)]
+
+    def add_validation(self, row: ValidationRow) -> None:
+        super().add_validation(row)
+        if row.grid:
+            self.grids.append(row.step)
+
+
+def _add(curves: dict[str, Curve], row: StepRow | ValidationRow | JudgeValidationRow) -> None:
+    for name, value in numbers(row.model_dump()):
+        curves.setdefault(name, Curve()).add(row.step, value)
 
 
 def below(curves: dict[str, Curve], name: str) -> dict[str, list[tuple[float, float]]]:

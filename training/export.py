@@ -1,6 +1,7 @@
 """From a run's checkpoint to an editor's folder: the one it began with, and the trained weights in the place of its."""
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,8 @@ def export(run: Path, out: Path, *, step: int | None = None, ema: bool | None = 
     are any. Trained weights are written in float32, as they were trained; a LoRA is added to the weights it is on.
     Components that were not trained are copied as they are. The folder appears whole or not at all.
     Raises UsageError when `out` exists, for a checkpoint or an average that is not there, and for an editor that is not
-    the one that was trained; CheckpointError for a
-    damaged checkpoint or one that does not fit the editor; ModelMissing when the editor is gone.
+    the one that was trained; CheckpointError for a damaged checkpoint or one that does not fit the editor; ModelMissing
+    when the editor is gone.
     """
     config = TrainConfig.model_validate(saved_config(run))
     base = Path(config.model).expanduser()
@@ -89,19 +90,24 @@ def load_weights(model: EditorModel, config: TrainConfig, weights: Path) -> None
     changes = {"frozen": frozen, "precision": frozen, "gradient_checkpointing": False, "compile": False}
     plain = config.model_copy(update=changes)
     named = prepare_parameters(model, plain, torch.device("cpu"))
+    put_weights(named, weights, config.model)
+    if config.lora:
+        merge_lora(model)
+
+
+def put_weights(named: Mapping[str, nn.Parameter], weights: Path, model: str) -> None:
+    """Put a checkpoint's weights into the parameters of that name. model: what the configuration calls the model.
+
+    Raises CheckpointError when they are of another model, or of other parameters.
+    """
     with safe_open(weights, "pt") as file, torch.no_grad():
         tensors = Tensors(file)
         try:
             check_parameters({name: parameter.shape for name, parameter in named.items()}, tensors)
         except UsageError as error:
-            raise CheckpointError(f"{weights}: {error}; was {config.model} changed since?") from error
+            raise CheckpointError(f"{weights}: {error}; was {model} changed since?") from error
         for name, parameter in named.items():
             parameter.copy_(tensors[name])
-    if config.lora:
-        for module in model.modules():
-            if isinstance(base := getattr(module, "base_layer", None), nn.Module):
-                base.float()  # the sum is not rounded to the precision of the weights
-        merge_lora(model)
 
 
 def stored_precision(folder: Path) -> Precision:

@@ -1,4 +1,4 @@
-"""From `editfoundry train editor` to the command that trains: accelerate's launcher, and on a CPU what it leaves out.
+"""From `editfoundry train …` to the command that trains: accelerate's launcher, and on a CPU what it leaves out.
 
 accelerate's launcher starts one process where its file names no GPUs, whatever the number asked for, and does not pass
 signals on to it. So there one process is started as it is and several are started by torchrun; every other file goes to
@@ -17,6 +17,7 @@ from editfoundry.core.config import find_config, read_yaml
 from editfoundry.core.errors import ConfigError, UsageError
 
 TRAINER = "editfoundry.training.train_editor"
+JUDGE_TRAINER = "editfoundry.training.train_judge"
 CACHER = "editfoundry.training.caching"
 LAUNCHER = ("-m", "accelerate.commands.accelerate_cli", "launch", "--quiet")
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone")

@@ -30,36 +30,44 @@ class _Row(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class TrainRow(_Row):
-    """One optimiser step, over all ranks.
+class StepRow(_Row):
+    """What every optimiser step measures, over all ranks.
 
-    loss: weighted squared error per image token; null where it was not finite. loss_by_sigma: by bin, `0.0-0.2`.
-    mean_weight: of the edit mask. samples: those that counted. tokens: text, visual and image ones, of every sample.
-    data_wait: share of `seconds` spent waiting for data. problems: what was wrong with the samples that were left out.
-    flops: analytic, of this step. mfu: of the GPUs' peak, null where that is unknown.
+    loss: null where it was not finite. samples: those that counted. tokens: of all of their sequences. data_wait: share
+    of `seconds` spent waiting for data.
     """
 
-    kind: Literal["train"]
     step: int = Field(ge=0)
     epoch: Number
     loss: Number | None
     lr: Number
     grad_norm: Number | None
-    mean_weight: Number | None = None
-    loss_by_sigma: dict[str, Number | None] = {}
-    loss_by_type: dict[str, Number | None] = {}
     samples: int
     tokens: int
-    skipped_samples: int = 0
-    problems: list[str] = []
     skipped_step: bool = False
     seconds: Number
     data_wait: Number
     samples_per_s: Number
     tokens_per_s: Number
+    peak_memory_bytes: int | None = None
+
+
+class TrainRow(StepRow):
+    """One optimiser step of an editor's training.
+
+    loss: weighted squared error per image token. loss_by_sigma: by bin, `0.0-0.2`. mean_weight: of the edit mask.
+    tokens: text, visual and image ones. problems: what was wrong with the samples that were left out. flops: analytic,
+    of this step. mfu: of the GPUs' peak, null where that is unknown.
+    """
+
+    kind: Literal["train"]
+    mean_weight: Number | None = None
+    loss_by_sigma: dict[str, Number | None] = {}
+    loss_by_type: dict[str, Number | None] = {}
+    skipped_samples: int = 0
+    problems: list[str] = []
     flops: Number | None = None
     mfu: Number | None = None
-    peak_memory_bytes: int | None = None
 
 
 class ValidationRow(_Row):
@@ -85,34 +93,23 @@ class ValidationRow(_Row):
     grid: str | None = None
 
 
-class JudgeRow(_Row):
-    """One optimiser step of a judge's training, over all ranks.
+class JudgeRow(StepRow):
+    """One optimiser step of a judge's training.
 
-    loss: the weighted sum of `loss_by_head`, each per unit of its weight. samples: judged edits; sequences: of tokens.
+    loss: the weighted sum of `loss_by_head`, each per unit of its weight; a head that had nothing in the step is not
+    there. samples: judged edits and comparisons.
     """
 
     kind: Literal["judge"]
-    step: int = Field(ge=0)
-    epoch: Number
-    loss: Number | None
     loss_by_head: dict[str, Number | None] = {}
-    lr: Number
-    grad_norm: Number | None
-    samples: int
-    tokens: int
-    skipped_step: bool = False
-    seconds: Number
-    data_wait: Number
-    samples_per_s: Number
-    tokens_per_s: Number
-    peak_memory_bytes: int | None = None
 
 
 class HeadReport(_Row):
     """How a head's scores agree with the given ones on photographs kept apart.
 
     spearman: of the overall scores, with its 95% interval (bootstrap by photograph); null where it is not defined.
-    exact, within_one: share of scores that are the same, or at most 1 apart, once rounded. error: mean absolute one.
+    spearman_by_dimension: by the dimension's place in its section. exact, within_one: share of scores that are the
+    same, or at most 1 apart, once rounded. error: mean absolute one.
     """
 
     spearman: Number | None
@@ -125,9 +122,10 @@ class HeadReport(_Row):
 
 
 class JudgeValidationRow(_Row):
-    """One validation of a judge. heads: of `expected` (chained) and `regression`, those that are trained.
+    """One validation of a judge.
 
-    preference: share of comparisons answered as given.
+    heads: `expected` (read in the mode `chained`) and `regression`, those that are trained. preference: share of
+    comparisons answered as given.
     """
 
     kind: Literal["judge_validation"]

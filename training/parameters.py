@@ -41,7 +41,8 @@ def prepare_parameters(model: EditorModel, config: TrainConfig, device: torch.de
         trained = {name for name in trained if name.startswith(CONNECTORS)}
     model.requires_grad_(False)
     if config.lora:
-        trained |= _add_lora(model, config.lora, config.seed)
+        add_lora(model.transformer, stages.LORA_TARGETS, config.lora, config.seed)
+        trained |= {name for name, _ in model.named_parameters() if is_lora(name)}
     for name, parameter in model.named_parameters():
         parameter.data = parameter.data.to(torch.float32 if name in trained else frozen_dtype(config, device))
     model.to(device)
@@ -95,10 +96,40 @@ def store_float8(*encoders: nn.Module) -> None:
         )
 
 
-def merge_lora(model: EditorModel) -> None:
-    """Add the LoRA to the weights it is on and take it off, in place: modules and names are those of the base again."""
-    model.transformer.fuse_lora()
-    model.transformer.unload_lora()
+def add_lora(part: Any, targets: str, options: LoraOptions, seed: int) -> None:
+    """Put a LoRA, drawn from the seed, on the linear layers that `targets` matches by name.
+
+    part: a model of diffusers or transformers.
+    """
+    from peft import LoraConfig
+
+    settings: dict[str, Any] = {"r": options.rank, "lora_alpha": options.alpha}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed_for(seed, "lora") % 2**63)
+        part.add_adapter(LoraConfig(target_modules=targets, **settings))
+
+
+def is_lora(name: str) -> bool:
+    """Whether a parameter of that name is of a LoRA."""
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def merge_lora(model: nn.Module) -> None:
+    """Add the LoRA to the weights it is on and take it off, in place: modules and names are those of the base again.
+
+    The weights it was on become float32, so that the sum is not rounded.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    for parent in list(model.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, LoraLayer):
+                layer.get_base_layer().float()
+                layer.merge()
+                setattr(parent, name, layer.get_base_layer())
+        if getattr(parent, "_hf_peft_config_loaded", False):  # else `save_pretrained` would write the LoRA alone
+            parent._hf_peft_config_loaded = False
+            del parent.peft_config
 
 
 @dataclass(frozen=True)
@@ -175,14 +206,3 @@ def _memory(
         optimiser_bytes=round((STATE_BYTES[config.optimiser.name] + own_copy) * state),
         average_bytes=round(4 * state) if config.ema else 0,
     )
-
-
-def _add_lora(model: EditorModel, options: LoraOptions, seed: int) -> set[str]:
-    """Put a LoRA, drawn from the seed, on FLUX's image branch; returns the names of its parameters."""
-    from peft import LoraConfig
-
-    settings: dict[str, Any] = {"r": options.rank, "lora_alpha": options.alpha}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed_for(seed, "lora") % 2**63)
-        model.transformer.add_adapter(LoraConfig(target_modules=stages.LORA_TARGETS, **settings))
-    return {name for name, _ in model.named_parameters() if ".lora_A." in name or ".lora_B." in name}

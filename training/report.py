@@ -1,4 +1,4 @@
-"""The report of a training run: one self-contained HTML page with its curves, its edits over time and its settings.
+"""The report of an editor's training: one self-contained HTML page of curves, edits over time and settings.
 
 Deterministic: the same run gives the same page. No dates, no machine, nothing from outside the run but whether the
 model it started from is a miniature.
@@ -10,23 +10,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
 from pydantic import BaseModel, TypeAdapter, ValidationError
-from rich.filesize import decimal
 
-from editfoundry.core import charts
 from editfoundry.core.errors import EditFoundryError
-from editfoundry.core.pages import render
 from editfoundry.core.pages.thumbnails import Thumbnails
-from editfoundry.data_engine.ledger import replace_file
 from editfoundry.training.curves import Curve, Curves, below
 from editfoundry.training.metrics import ValidationRow
+from editfoundry.training.report_parts import (
+    Figure,
+    averaging_note,
+    course,
+    figure,
+    memory,
+    settings,
+    short,
+    speed,
+    totals,
+    write_page,
+)
 from editfoundry.training.rundir import VALIDATION, saved_config
 
 MOST_SAMPLES = 12
 MOST_TIMES = 6
 PICTURE = 384
-HEAD_WIDTH = 520
 COPY = "input returned"
 MINIATURE = (
     "A random-weight miniature: the real classes in the real layout, small enough for a laptop, with random weights "
@@ -67,28 +73,13 @@ class Story:
     edits: tuple[Edit, ...]
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A chart with a title, and what is to be said of it. narrow: the same for a phone, where it is another one."""
-
-    title: str
-    drawing: Markup
-    narrow: Markup | None
-    note: str = ""
-
-
 def write_report(run: Path) -> Path:
     """Write RUN/report/index.html and return its path.
 
     Raises UsageError when `run` is no training run or has no metrics yet, EditFoundryError when its files are damaged.
     """
     config = saved_config(run)
-    curves = Curves(run)
-    page = render("editfoundry.training:train_report.html.jinja", **_context(run, config, curves))
-    target = run / "report" / "index.html"
-    target.parent.mkdir(exist_ok=True)
-    replace_file(target, page.encode())
-    return target
+    return write_page(run, _context(run, config, Curves(run)))
 
 
 def _context(run: Path, config: Mapping[str, Any], curves: Curves) -> dict[str, Any]:
@@ -104,6 +95,7 @@ def _context(run: Path, config: Mapping[str, Any], curves: Curves) -> dict[str, 
         "headline": list(_headline(curves)),
         "stories": [_story(run, sample, times, thumbnails) for sample in samples[:MOST_SAMPLES]],
         "stories_note": _stories_note(curves.grids, times, len(samples)),
+        "agreement": [],
         "losses": list(_losses(curves)),
         "by_type": list(_by_type(curves)),
         "course": list(_course(curves)),
@@ -111,7 +103,7 @@ def _context(run: Path, config: Mapping[str, Any], curves: Curves) -> dict[str, 
         "totals": list(_totals(curves)),
         "problems": curves.problems,
         "skipped_samples": curves.skipped_samples,
-        "settings": list(_settings(config)),
+        "settings": list(settings(config)),
         "images": thumbnails.images,
     }
 
@@ -139,21 +131,17 @@ def _headline(curves: Curves) -> Iterator[tuple[str, str, str]]:
     if train:
         loss = curves.train.get("loss")
         first = loss.points[0][1] if loss else 0.0
-        yield "Training loss", _short(train.loss), f"{_short(first)} at first"
+        yield "Training loss", short(train.loss), f"{short(first)} at first"
     if validation:
-        yield "Validation loss", _short(validation.loss), _against(validation.loss, validation.identity_loss)
+        yield "Validation loss", short(validation.loss), _against(validation.loss, validation.identity_loss)
         if validation.edited_area_error is not None:
             note = _against(validation.edited_area_error, validation.identity_area_error)
-            yield "Error in the edited area", _short(validation.edited_area_error), note
+            yield "Error in the edited area", short(validation.edited_area_error), note
     if train:
-        yield "Samples a second", _short(train.samples_per_s), f"{train.tokens_per_s:,.0f} tokens"
-        waited = curves.train["data_wait"].points
-        share = sum(value for _, value in waited) / len(waited)
-        yield "Waiting for data", f"{share:.1%}", "of a step's time, on average"
+        yield from speed(curves)
         if train.mfu is not None:
             yield "Model FLOPs utilisation", f"{train.mfu:.1%}", "of the GPUs' peak"
-        if curves.peak_memory:
-            yield "Peak memory", decimal(curves.peak_memory).replace(" ", "\u00a0"), "of the first rank"
+        yield from memory(curves)
 
 
 def _against(value: float | None, copied: float | None) -> str:
@@ -161,28 +149,24 @@ def _against(value: float | None, copied: float | None) -> str:
     if value is None or not copied:
         return ""
     change = 1 - value / copied
-    return f"{abs(change):.0%} {'below' if change >= 0 else 'above'} {_short(copied)}, the {COPY}"
-
-
-def _short(value: float | None) -> str:
-    return "none" if value is None else f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{abs(change):.0%} {'below' if change >= 0 else 'above'} {short(copied)}, the {COPY}"
 
 
 def _losses(curves: Curves) -> Iterator[Figure]:
     """Loss of training and of validation, each with its parts by noise level."""
     train, validation = curves.train, curves.validation
     if "loss" in train:
-        yield _figure("Training loss", {"loss": train["loss"].points}, head=True)
+        yield figure("Training loss", {"loss": train["loss"].points}, head=True)
     if "loss" in validation:
         both = {"validation": validation["loss"].points}
         if "identity_loss" in validation:
             both[COPY] = validation["identity_loss"].points
-        yield _figure("Validation loss", both, "On fixed samples, noise and noise levels.", head=True)
+        yield figure("Validation loss", both, "On fixed samples, noise and noise levels.", head=True)
     if bins := below(train, "loss_by_sigma"):
         note = "Low: nearly the finished image. High: nearly noise."
-        yield _figure("Training loss by noise level", bins, note, ramp=True, head=True)
+        yield figure("Training loss by noise level", bins, note, ramp=True, head=True)
     if levels := below(validation, "loss_by_sigma"):
-        yield _figure("Validation loss by noise level", levels, ramp=True, head=True)
+        yield figure("Validation loss by noise level", levels, ramp=True, head=True)
 
 
 def _by_type(curves: Curves) -> Iterator[Figure]:
@@ -192,52 +176,29 @@ def _by_type(curves: Curves) -> Iterator[Figure]:
     for name in sorted({*train, *validation}):
         parts = {"validation": validation.get(name), COPY: copied.get(name), "training": train.get(name)}
         title = name.replace("_", " ") if name in validation else f"{name.replace('_', ' ')}, in training"
-        yield _figure(title, {part: points for part, points in parts.items() if points})
+        yield figure(title, {part: points for part, points in parts.items() if points})
 
 
 def _course(curves: Curves) -> Iterator[Figure]:
     """How the training itself went."""
-    train, validation = curves.train, curves.validation
+    validation = curves.validation
     areas = {"edit": validation.get("edited_area_error"), COPY: validation.get("identity_area_error")}
     if areas["edit"]:
-        yield _figure(
+        yield figure(
             "Error in the edited area", _points(areas), "Mean squared error of generated edits, where the mask is."
         )
-    wanted: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-        ("grad_norm", "Gradient norm", "Before clipping. Logarithmic.", {"log": True}),
-        ("lr", "Learning rate", "", {"format": ".1e"}),
-        ("samples_per_s", "Samples a second", "", {"format": "~s"}),
-        ("data_wait", "Waiting for data", "Share of a step's time.", {"format": ".0%"}),
-        ("mfu", "Model FLOPs utilisation", "Analytic FLOPs over the GPUs' peak.", {"format": ".0%"}),
-        ("mean_weight", "Mean weight of the edit mask", "1 where every image token counts alike.", {}),
-    )
-    for name, title, note, options in wanted:
-        if name in train:
-            yield _figure(title, {name: train[name].points}, note, **options)
+    yield from course(curves)
 
 
 def _points(curves: Mapping[str, Curve | None]) -> dict[str, list[tuple[float, float]]]:
     return {name: curve.points for name, curve in curves.items() if curve}
 
 
-def _figure(
-    title: str, series: Mapping[str, list[tuple[float, float]]], note: str = "", *, head: bool = False, **options: Any
-) -> Figure:
-    """A chart of curves by step; `head`: a wide one, with a narrow form of it."""
-    label = f"{title} by step"
-    narrow = charts.lines(series, label=label, title="step", **options)
-    if not head:
-        return Figure(title, narrow, None, note)
-    return Figure(title, charts.lines(series, label=label, title="step", width=HEAD_WIDTH, **options), narrow, note)
-
-
 def _curves_note(curves: Curves) -> str:
     notes = []
     if "identity_loss" in curves.validation:
         notes.append(f"An editor that only copies sits on the dashed line, the loss of the {COPY} unchanged.")
-    if curves.width > 1:
-        notes.append(f"A point of a training curve is the mean of up to {curves.width:,} steps.")
-    return " ".join(notes)
+    return " ".join(filter(None, [*notes, averaging_note(curves)]))
 
 
 def _samples(run: Path) -> list[_Sample]:
@@ -284,11 +245,7 @@ def _stories_note(grids: list[int], times: list[int], samples: int) -> str:
 
 def _totals(curves: Curves) -> Iterator[tuple[str, str]]:
     validation = curves.last_validation
-    yield "Samples trained on", f"{curves.samples:,}"
-    yield "Tokens trained on", f"{curves.tokens:,}"
-    yield "Epochs", _short(curves.last_train.epoch) if curves.last_train else "0"
-    yield "Time in training steps", _duration(curves.seconds)
-    yield "Time in validations", _duration(curves.validation_seconds)
+    yield from totals(curves)
     yield "Samples left out as unusable", f"{curves.skipped_samples:,}"
     yield "Steps left out as not finite", f"{curves.skipped_steps:,}"
     if validation:
@@ -298,17 +255,3 @@ def _totals(curves: Curves) -> Iterator[tuple[str, str]]:
 def _validated(row: ValidationRow) -> str:
     weights = "averaged weights" if row.averaged else "trained weights"
     return f"{row.samples:,} samples of the split {row.split}, with the {weights}"
-
-
-def _duration(seconds: float) -> str:
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours} h {rest // 60} min" if hours else f"{rest // 60} min {rest % 60} s"
-
-
-def _settings(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """(key, value) of every setting, keys dotted."""
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from _settings(value, f"{above}{name}.")
-        else:
-            yield above + name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -83,7 +83,7 @@ def saved_config(run: Path) -> dict[str, Any]:
     try:
         held = json.loads((run / CONFIG).read_text("utf-8"))
     except FileNotFoundError:
-        raise UsageError(f"{run}: not a training run (no {CONFIG}); `editfoundry train editor -o` makes one") from None
+        raise UsageError(f"{run}: not a training run (no {CONFIG}); `editfoundry train … -o` makes one") from None
     except ValueError as error:
         raise UsageError(f"{run / CONFIG}: damaged: {error}") from error
     if not isinstance(held, dict):
@@ -92,7 +92,7 @@ def saved_config(run: Path) -> dict[str, Any]:
 
 
 def task(config: Mapping[str, Any]) -> str:
-    """What a run of these settings trains: `stage `joint``, or `a judge`."""
+    """What a run of these settings trains: a judge, or a stage of the editor."""
     return "a judge" if is_judge(config) else f"stage `{config.get('stage')}`"
 
 

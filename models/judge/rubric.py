@@ -26,7 +26,7 @@ Slot = Literal["source", "result", "first", "second"]
 """Where a picture stands in a prompt. first and second: of a comparison."""
 
 FOLDER = Path(__file__).parent / "rubrics"
-PACKAGED = ("edit", "types")
+PACKAGED = ("edit", "types", "short")
 COMPARE = "compare"
 CHOICES = ("A", "B", "C")
 """Answers to a comparison: the first picture shown, the second, no difference."""
@@ -215,7 +215,7 @@ def reply_text(dimensions: Sequence[Dimension], scores: Sequence[int], reason: s
 
 @lru_cache(maxsize=16)
 def load_rubric(name: str) -> Rubric:
-    """A packaged rubric (`edit`, `types`), or a file: one of ours (.yaml), or the released prompts (.json).
+    """A packaged rubric (`edit`, `types`, `short`), or a file: one of ours (.yaml), or the released prompts (.json).
 
     Raises UsageError for a name or path that is neither, ConfigError for a file of ours that is wrong.
     """

@@ -68,16 +68,18 @@ def resident(checkpoint: str, device: str, dtype: Any) -> Resident:
     with _LOADING:
         held = _RESIDENTS.get(key)
         if held is None:
-            held = _RESIDENTS[key] = _load(path, device, dtype)
+            if device == "cpu":
+                import torch
+
+                torch.set_num_threads(1)  # the number of threads changes the last bits
+            held = _RESIDENTS[key] = load_resident(path, device, dtype)
         return held
 
 
-def _load(path: Path, device: str, dtype: Any) -> Resident:
-    import torch
+def load_resident(path: Path, device: str, dtype: Any) -> Resident:
+    """A model of its own for whoever changes it, as training does. Raises CheckpointError if it is of no such model."""
     from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
-    if device == "cpu":
-        torch.set_num_threads(1)  # the number of threads changes the last bits
     processor = checked_processor(AutoProcessor, path)
     if not hasattr(processor, "image_processor") or not getattr(processor, "chat_template", None):
         raise CheckpointError(f"{path}: no chat model that sees: it lacks an image processor or a chat template")

@@ -13,8 +13,9 @@ from editfoundry.models.judge.expected import ScoreTokens
 from editfoundry.models.judge.folder import DIMENSIONS
 from editfoundry.training.judge.batch import Row
 from editfoundry.training.judge.config import Heads
-from editfoundry.training.judge.model import LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE, Outputs
+from editfoundry.training.judge.model import Outputs
 
+LEAST_LOG_VARIANCE, MOST_LOG_VARIANCE = -8.0, 8.0
 HEADS = ("generate", "expected", "regression", "ranking", "preference")
 
 
@@ -62,18 +63,17 @@ def totals(row: Row, heads: Heads) -> dict[str, Tensor]:
 def _expected(outputs: Outputs, row: Row, tokens: ScoreTokens) -> Tensor:
     """Cross-entropy [S] of the score over the values of the scale alone.
 
-    On a scale to 10, of the first digit over 0 to 9, and, where that is 1, of whether 0 follows.
+    On a scale to 10, of the first digit, and, where that is written as 1, of whether 0 follows.
     """
-    digits = functional.log_softmax(outputs.score[:, list(tokens.digits)], -1)
-    low, high = tokens.scale.low, tokens.scale.high
-    if not tokens.two_steps:
-        chosen = functional.log_softmax(outputs.score[:, list(tokens.digits[low : high + 1])], -1)
-        return -(row.score_targets * chosen).sum(-1)
-    odds = _odds(outputs.second, tokens.digits[0])
-    written = row.second_places >= 0  # elsewhere a fractional score was written as another digit, and nothing follows
-    followed, alone = (torch.where(written, functional.logsigmoid(sign * odds), 0.0) for sign in (1, -1))
-    values = torch.cat([digits[:, low:], (digits[:, 1] + followed)[:, None]], 1)
-    values = values.index_copy(1, torch.tensor([1 - low], device=values.device), (digits[:, 1] + alone)[:, None])
+    low = tokens.scale.low
+    digits = tokens.digits[low : min(tokens.scale.high, 9) + 1]
+    values = functional.log_softmax(outputs.score[:, list(digits)], -1)
+    if tokens.two_steps:
+        odds, one = _odds(outputs.second, tokens.digits[0]), 1 - low
+        written = row.second_places >= 0  # elsewhere a fractional score is written as another digit
+        followed, alone = (torch.where(written, functional.logsigmoid(sign * odds), 0.0) for sign in (1, -1))
+        ten = values[:, one] + followed
+        values = torch.cat([values[:, :one], (values[:, one] + alone)[:, None], values[:, one + 1 :], ten[:, None]], 1)
     return -(row.score_targets * values).sum(-1)
 
 

@@ -10,18 +10,17 @@ from accelerate.utils import send_to_device
 from torch import Tensor
 
 from editfoundry.core.errors import UsageError
-from editfoundry.core.hashing import canonical_json, seed_for, sha256
+from editfoundry.core.hashing import canonical_json, sha256
 from editfoundry.models.checkpoint import checkpoint_digest
 from editfoundry.models.judge.encode import PromptEncoder
 from editfoundry.models.judge.rubric import load_rubric
-from editfoundry.models.language.local import resident
 from editfoundry.training.data.order import Positions
 from editfoundry.training.judge.balance import weighting
 from editfoundry.training.judge.batch import Row
 from editfoundry.training.judge.config import JudgeTrainConfig
 from editfoundry.training.judge.loader import row_loader
 from editfoundry.training.judge.losses import Alphabet, losses, totals
-from editfoundry.training.judge.model import JudgeModel, prepare_parameters
+from editfoundry.training.judge.model import open_judge, prepare_parameters
 from editfoundry.training.judge.packing import RowOrder
 from editfoundry.training.judge.rows import RowBuilder
 from editfoundry.training.judge.sources import read_sources
@@ -29,6 +28,9 @@ from editfoundry.training.judge.split import sample, split
 from editfoundry.training.judge.validation import JudgeValidator
 from editfoundry.training.loop import TrainingLoop
 from editfoundry.training.parameters import precision
+
+LEAST_WEIGHT = 1e-12
+"""Instead of the weight of a head that has nothing in a global batch, and a loss of 0."""
 
 
 class JudgeTrainer(TrainingLoop[Row]):
@@ -45,15 +47,11 @@ class JudgeTrainer(TrainingLoop[Row]):
         device, data = accelerator.device, config.data
         with accelerator.main_process_first():
             base = checkpoint_digest(config.model)
-        held = resident(config.model, str(device), precision(config, device))
-        self.processor, self.end = held.processor, held.end
-        torch.manual_seed(seed_for(config.seed, "heads") % 2**63)
-        self.model = JudgeModel(held.model, config.heads)
-        self.parameters = prepare_parameters(self.model, config, device)
         self.rubric = load_rubric(config.rubric)
-        encoder = PromptEncoder(
-            held.processor, held.model.config, data.min_pixels, data.max_pixels, held.control_tokens
-        )
+        self.model, held = open_judge(config, self.rubric.scale, device)
+        self.parameters = prepare_parameters(self.model, config, device)
+        control = held.control_tokens
+        encoder = PromptEncoder(held.processor, held.model.config, data.min_pixels, data.max_pixels, control)
         self.judged = read_sources(data.sources, self.rubric)
         self.train, kept = split(self.judged.records, self.judged.choices, data.holdout)
         self.kept = sample(kept, config.validation.samples)
@@ -76,20 +74,21 @@ class JudgeTrainer(TrainingLoop[Row]):
         self.begin()
 
     def losses_of(self, batches: list[Row], backward: Callable[[Tensor], None]) -> dict[str, float]:
-        """The loss of every head, per unit of its weight in the global batch."""
+        """The loss of every head that has something in the global batch, per unit of its weight there."""
         heads = self.config.heads
         own = [totals(row, heads) for row in batches]
         names = list(own[0])
-        summed = torch.stack([torch.stack([one[name] for name in names]) for one in own]).sum(0).float()
-        whole = dict(zip(names, self.accelerator.reduce(summed, "sum").clamp_min(1e-12), strict=True))
-        made = torch.zeros(len(names), device=self.accelerator.device)
+        weights = torch.stack([torch.stack([one[name] for name in names]) for one in own]).sum(0)
+        whole = self.accelerator.reduce(weights, "sum")
+        made = torch.zeros_like(whole)
         for number, row in enumerate(batches, start=1):
             with self.engine.accumulate(last=number == len(batches)):
                 sums = self.losses(row)
-                shares = {name: sums[name] / whole[name] for name in names}
-                backward(sum(getattr(heads, name) * share for name, share in shares.items()))
-            made += torch.stack([shares[name].detach() for name in names])
-        return dict(zip(names, self.accelerator.reduce(made, "sum").tolist(), strict=True))
+                shares = torch.stack([sums[name] for name in names]) / whole.clamp_min(LEAST_WEIGHT)
+                backward((shares * shares.new_tensor([getattr(heads, name) for name in names])).sum())
+            made += shares.detach()
+        reduced = zip(names, self.accelerator.reduce(made, "sum").tolist(), whole.tolist(), strict=True)
+        return {name: loss for name, loss, weight in reduced if weight}
 
     def losses(self, row: Row) -> dict[str, Tensor]:
         """The weighted sum of every head over a row."""

@@ -19,135 +19,138 @@ from scipy import stats
 from editfoundry.core.hashing import seed_for
 from editfoundry.models.judge.folder import DIMENSIONS
 from editfoundry.training.judge.batch import Row
+from editfoundry.training.judge.config import Heads
 from editfoundry.training.judge.losses import Alphabet
 from editfoundry.training.judge.model import Outputs
 from editfoundry.training.judge.packing import in_order
-from editfoundry.training.judge.records import Record
+from editfoundry.training.judge.records import Choice, Record
 from editfoundry.training.judge.rows import RowBuilder
 from editfoundry.training.judge.split import Side
 
 REPLICATES = 500
 Forward = Callable[[Row], Outputs]
+Found = tuple[str, int, list[float]]
+"""What a row says of a record or comparison, by id: which of several things, and its numbers."""
+MEANS = -1
+"""The thing said that is the regression's means; the others are distributions, by dimension."""
 
 
 class JudgeValidator:
-    """Measures a judge on the edits and comparisons that are kept. limit: tokens of a row."""
+    """Measures a judge on the edits and comparisons that are kept. limit: tokens of a row.
+
+    Where replies are trained word by word, their scores are read as those of the head `expected` are: no reply is
+    written, so nothing can be misread.
+    """
 
     def __init__(
         self, builder: RowBuilder, kept: Side, alphabet: Alphabet, accelerator: Accelerator, limit: int
     ) -> None:
-        self.builder, self.heads, self.alphabet, self.accelerator = builder, builder.heads, alphabet, accelerator
-        self.records, self.choices, self.limit = kept.records, kept.choices, limit
+        heads = builder.heads
+        self.expects, self.regresses = bool(heads.expected or heads.generate), bool(heads.regression or heads.ranking)
+        asked = Heads(expected=self.expects, regression=self.regresses, preference=bool(heads.preference))
+        self.builder = RowBuilder(builder.rubric, builder.encoder, builder.sequences.order, asked, builder.weights)
+        self.alphabet, self.accelerator, self.limit = alphabet, accelerator, limit
+        self.records = {record.id: record for record in kept.records}
+        self.choices = kept.choices if heads.preference else []
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def run(self, forward: Forward) -> dict[str, Any]:
         """The row of `metrics.JudgeValidationRow`, without what the loop adds. On all ranks."""
         started = time.perf_counter()
-        heads: dict[str, Any] = {}
-        if self.heads.expected:
-            heads["expected"] = self._report(self._expected(forward))
-        if self.heads.regression or self.heads.ranking:
-            heads["regression"] = self._report(self._regressed(forward))
         return {
             "kind": "judge_validation",
             "samples": len(self.records) + len(self.choices),
-            "heads": heads,
-            "preference": self._preference(forward) if self.heads.preference and self.choices else None,
+            "heads": {name: self._report(scores) for name, scores in self._scores(forward).items()},
+            "preference": self._preference(forward) if self.choices else None,
             "seconds": time.perf_counter() - started,
         }
 
-    def _expected(self, forward: Forward) -> dict[str, list[float]]:
-        """Expected scores by record, in the section's order."""
-        records, scale = self.records, self.builder.rubric.scale
-        found: dict[str, list[float]] = {record.id: [] for record in records}
-        chosen: dict[str, dict[str, float]] = {record.id: {} for record in records}
-        for place in range(DIMENSIONS):
-            asked = [record for record in records if len(self._keys(record)) > place]
+    def _scores(self, forward: Forward) -> dict[str, dict[str, list[float]]]:
+        """Scores by head and record, in the order of the section's dimensions."""
+        values = self.builder.rubric.scale.values
+        expected: dict[str, list[float]] = {id: [] for id in self.records} if self.expects else {}
+        regressed: dict[str, list[float]] = {}
+        written: dict[str, list[float]] = {id: [] for id in self.records}
+        for place in range(DIMENSIONS if self.expects else 1):
+            asked = [record for id, record in self.records.items() if len(self._keys(record)) > place]
             if not asked:
                 break
-            blank = [replace(one, reason="", scores=self._so_far(one, chosen[one.id])) for one in asked]
-            for name, which, shares in self._gathered(forward, blank, self._distributions):
-                if which == place:
-                    found[name].append(sum(share * value for share, value in zip(shares, scale.values, strict=True)))
-                    key = self._keys(next(one for one in asked if one.id == name))[place]
-                    chosen[name][key] = float(scale.values[int(np.argmax(shares))])
-        return found
+            for id, which, numbers in self._all(forward, [self._written(one, written[one.id]) for one in asked]):
+                if which == place and self.expects:
+                    expected[id].append(sum(share * value for share, value in zip(numbers, values, strict=True)))
+                    written[id].append(float(values[int(np.argmax(numbers))]))
+                elif which == MEANS and self.regresses:
+                    regressed[id] = numbers[: len(self._keys(self.records[id]))]
+        return {name: found for name, found in (("expected", expected), ("regression", regressed)) if found}
 
-    def _so_far(self, record: Record, chosen: Mapping[str, float]) -> dict[str, float]:
-        """A reply's scores: those chosen before, the lowest where none was yet."""
-        return {key: chosen.get(key, float(self.builder.rubric.scale.low)) for key in self._keys(record)}
+    def _written(self, record: Record, scores: Sequence[float]) -> Record:
+        """The record with a reply of these scores and no reason.
 
-    def _distributions(self, row: Row, outputs: Outputs) -> list[tuple[str, int, list[float]]]:
-        tokens = self.alphabet.digits
-        after_one = None
-        if tokens.two_steps:
-            after_one = outputs.second
-        shares, _ = tokens.distribution(outputs.score, after_one)
-        numbers, dimensions = row.score_records.tolist(), row.score_dimensions.tolist()
-        return [(row.records[n], d, one) for n, d, one in zip(numbers, dimensions, shares.tolist(), strict=True)]
+        Where none was read yet stands any one; on a scale to 10 it is 1, after which is read whether 0 follows.
+        """
+        keys, scale = self._keys(record), self.builder.rubric.scale
+        unread = 1.0 if self.alphabet.digits.two_steps else float(scale.low)
+        padded = [*scores, *[unread] * (len(keys) - len(scores))]
+        return replace(record, reason="", scores=dict(zip(keys, padded, strict=True)))
 
-    def _regressed(self, forward: Forward) -> dict[str, list[float]]:
-        def read(row: Row, outputs: Outputs) -> list[tuple[str, int, list[float]]]:
-            means = outputs.regression[:, :DIMENSIONS].tolist()
-            return [(name, 0, mean) for name, mean in zip(row.records, means, strict=True)]
-
-        records = {record.id: record for record in self.records}
-        blank = [replace(one, reason="") for one in self.records]
-        return {name: mean[: len(self._keys(records[name]))] for name, _, mean in self._gathered(forward, blank, read)}
+    def _said(self, row: Row, outputs: Outputs) -> list[Found]:
+        """Distributions of the scores, means of the regression."""
+        found: list[Found] = []
+        if self.expects:
+            shares, _ = self.alphabet.digits.distribution(outputs.score, outputs.second)
+            places = zip(row.score_records.tolist(), row.score_dimensions.tolist(), shares.tolist(), strict=True)
+            found += [(row.records[record], dimension, one) for record, dimension, one in places]
+        means = outputs.regression[:, :DIMENSIONS].tolist()
+        return found + [(id, MEANS, mean) for id, mean in zip(row.records, means, strict=True)]
 
     def _preference(self, forward: Forward) -> float:
         """Share of comparisons whose most probable answer is the given one."""
+        answers = self._all(forward, [], self.choices)
+        return sum(right for _, _, [right] in answers) / len(answers)
 
-        def read(row: Row, outputs: Outputs) -> list[tuple[str, int, list[float]]]:
-            best = outputs.choice[:, list(self.alphabet.choices)].argmax(-1)
-            right = (best == row.choice_targets.argmax(-1)).tolist()
-            return [(name, 0, [float(one)]) for name, one in zip(row.choices, right, strict=True)]
+    def _answered(self, row: Row, outputs: Outputs) -> list[Found]:
+        """Whether each comparison was answered as given."""
+        best = outputs.choice[:, list(self.alphabet.choices)].argmax(-1)
+        right = (best == row.choice_targets.argmax(-1)).tolist()
+        return [(id, 0, [float(one)]) for id, one in zip(row.choices, right, strict=True)]
 
-        answers = self._gathered(forward, [], read)
-        return sum(one for _, _, [one] in answers) / len(answers)
-
-    def _gathered(
-        self,
-        forward: Forward,
-        records: Sequence[Record],
-        read: Callable[[Row, Outputs], list[tuple[str, int, list[float]]]],
-    ) -> list[tuple[str, int, list[float]]]:
-        """What `read` makes of all rows, of all ranks; every rank has as many forward passes."""
-        choices = () if records else self.choices
+    def _all(self, forward: Forward, records: Sequence[Record], choices: Sequence[Choice] = ()) -> list[Found]:
+        """What the rows of these say, of all ranks; every rank has as many forward passes."""
         plan = self.builder.sequences.plan(records, choices, self.limit)
         rows = in_order(plan.items, self.limit)
         rank, ranks = self.accelerator.process_index, self.accelerator.num_processes
-        mine = [rows[min(place, len(rows) - 1)] for place in range(rank, -(-len(rows) // ranks) * ranks, ranks)]
-        made: list[tuple[str, int, list[float]]] = []
-        for members in mine:
+        made: list[Found] = []
+        for place in range(rank, -(-len(rows) // ranks) * ranks, ranks):
+            members = rows[min(place, len(rows) - 1)]
             row = send_to_device(self.builder.row([plan.parts[member] for member in members]), self.accelerator.device)
-            made += read(row, forward(row))
-        unique = {(name, which): shares for name, which, shares in gather_object(made)}
-        return [(name, which, shares) for (name, which), shares in sorted(unique.items())]
+            outputs = forward(row)
+            made += self._answered(row, outputs) if choices else self._said(row, outputs)
+        once = {(id, which): numbers for id, which, numbers in gather_object(made)}
+        return [(id, which, numbers) for (id, which), numbers in sorted(once.items())]
 
     def _report(self, found: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-        """Agreement of the scores found with the given ones."""
-        rubric, pairs, overall = self.builder.rubric, [], []
-        by_place: dict[str, list[tuple[float, float]]] = {}
-        for record in self.records:
+        """Agreement of the scores found with the given ones: see `metrics.HeadReport`."""
+        rubric = self.builder.rubric
+        overall: list[tuple[float, float, str]] = []
+        by_place: dict[int, list[tuple[float, float]]] = {}
+        for id, record in self.records.items():
             keys = self._keys(record)
-            mine = dict(zip(keys, found[record.id], strict=True))
-            given = {key: record.scores[key] for key in keys if key in record.scores}
-            pairs += [(mine[key], given[key]) for key in given]
+            scores = dict(zip(keys, found[id], strict=True))
             for place, key in enumerate(keys):
-                if key in given:
-                    by_place.setdefault(str(place), []).append((mine[key], given[key]))
-            if len(given) == len(keys):
-                scores = rubric.overall(record.type, mine), rubric.overall(record.type, given)
-                overall.append((*scores, record.photograph))
-        ours, theirs = np.array(pairs).T
+                if key in record.scores:
+                    by_place.setdefault(place, []).append((scores[key], record.scores[key]))
+            if all(key in record.scores for key in keys):
+                both = rubric.overall(record.type, scores), rubric.overall(record.type, record.scores)
+                overall.append((*both, record.photograph))
+        pairs = np.array([pair for place in sorted(by_place) for pair in by_place[place]])
+        ours, theirs = pairs.T
         apart = np.abs(np.floor(ours + 0.5) - np.floor(theirs + 0.5))
         low, high = interval(overall)
         return {
             "spearman": spearman(np.array([one[:2] for one in overall])),
             "low": low,
             "high": high,
-            "spearman_by_dimension": {place: spearman(np.array(values)) for place, values in by_place.items()},
+            "spearman_by_dimension": {str(place): spearman(np.array(by_place[place])) for place in sorted(by_place)},
             "exact": float((apart == 0).mean()),
             "within_one": float((apart <= 1).mean()),
             "error": float(np.abs(ours - theirs).mean()),
