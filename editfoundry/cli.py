@@ -18,7 +18,7 @@ AREAS = {
     "quickstart": ("editfoundry.quickstart", "Build a small edit dataset, and train a miniature editor on it."),
     "data": ("editfoundry.data_engine.cli", "Build, check, export and report edit datasets."),
     "train": ("editfoundry.training.cli", "Make an editor, train it, report on the run, and export the result."),
-    "judge": ("editfoundry.eval.judge_cli", "Score edits, measure a judge against people, and test whether to believe it."),
+    "judge": ("editfoundry.eval.judge_cli", "Score edits with a judge, and measure and test judges."),
     "models": ("editfoundry.models.cli", "List, pull and locate model weights."),
     "edit": ("editfoundry.models.editor.cli", "Edit a picture by an instruction, with an editor that was trained."),
     "doctor": ("editfoundry.doctor", "Say what is installed, which weights are present, and what each enables."),

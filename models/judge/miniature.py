@@ -1,4 +1,4 @@
-"""A judge small enough for a laptop: Qwen2.5-VL's own classes with random weights, in a folder as the released one's."""
+"""A judge small enough for a laptop: the classes of Qwen2.5-VL with random weights, in the layout of the released one."""
 
 from pathlib import Path
 

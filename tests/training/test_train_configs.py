@@ -10,6 +10,7 @@ from accelerate.commands.launch import launch_command_parser
 from editfoundry.core.config import CONFIG_ROOT, find_config, load_config
 from editfoundry.models.editor.initialise import InitConfig
 from editfoundry.training.config import TrainConfig
+from editfoundry.training.judge.config import JudgeTrainConfig
 from editfoundry.training.train_editor import parse
 
 NAMES = ("stage1", "stage2", "lora", "tiny")
@@ -21,7 +22,21 @@ def loaded(name: str, *overrides: str) -> TrainConfig:
 
 def test_every_packaged_configuration_of_training_is_known_here() -> None:
     packaged = {path.stem for path in (CONFIG_ROOT / "train").glob("*.yaml")}
-    assert packaged == {*NAMES, "init-editor", "init-editor-kontext"}
+    assert packaged == {*NAMES, "init-editor", "init-editor-kontext", "judge", "judge-tiny"}
+
+
+def test_the_judge_is_a_lora_with_the_vision_tower_frozen() -> None:
+    config = load_config(JudgeTrainConfig, "train/judge.yaml")
+    assert (config.model, config.trains, config.vision) == ("qwen2.5-vl-7b-instruct", "lora", False)
+    assert (config.data.min_pixels, config.data.max_pixels) == (1_016_064, 1_354_752)
+    assert config.data.balance == "sqrt" and config.heads.generate and config.heads.expected
+
+
+def test_the_tiny_judge_grades_the_quickstart() -> None:
+    config = load_config(JudgeTrainConfig, "train/judge-tiny.yaml")
+    [source] = config.data.sources
+    assert (source.kind, source.path) == ("graded", "runs/quickstart/dataset")
+    assert (config.trains, config.vision, config.trackers) == ("language", False, ())
 
 
 def test_stage_1_trains_the_connector() -> None:
