@@ -2,7 +2,8 @@
 
 A line counts only if splitting it, stripped, at `: ` gives two parts and `str.isdigit` holds for the second: so `4.`,
 `4/5`, `**X:** 4` and `X:4` are silently lost, `99` counts, and so does a line that is no score. Digits of other scripts
-count; a superscript digit passes `isdigit` and then ends the script with ValueError: such a reply has no score.
+count; a superscript or circled digit passes `isdigit` and then ends the script with ValueError: such a reply has no
+score. Lines end where `str.splitlines` says. Source: Benchmark/Basic/step1_get_avgscore.py of PKU-YuanGroup/ImgEdit.
 """
 
 
@@ -17,9 +18,9 @@ def official_scores(reply: str) -> list[int]:
 
 
 def official_score(reply: str) -> float | None:
-    """A picture's score: the mean of the numbers, rounded to two places. None where there is none."""
+    """A picture's score: the mean of the numbers, rounded to two places. None where there is none, or an error."""
     try:
         numbers = official_scores(reply)
-    except ValueError:
+        return round(sum(numbers) / len(numbers), 2) if numbers else None
+    except (ValueError, OverflowError):
         return None
-    return round(sum(numbers) / len(numbers), 2) if numbers else None

@@ -1,8 +1,9 @@
 """What a reply of scores says, strictly: every score once, as a whole number of the scale, or the reason why not.
 
 A score may be written `4`, `4.`, `4/5`, `4 (good)`, `**Label:** 4`, `- Label: **4**`, with digits of any script, or as
-a JSON object; code fences are taken off. Nothing is guessed: a score that is missing, out of range, no whole number, or
-given twice is no score.
+a JSON object; code fences are taken off. Nothing is guessed: a score that is missing, out of range, no whole number,
+given twice, or followed by another number is no score. A reply counts as a whole, with what was thought before it:
+`<think>` blocks stay, so that a score in one and a score after it are two.
 """
 
 import json
@@ -10,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 from editfoundry.core.text import one_line
@@ -17,15 +19,17 @@ from editfoundry.models.judge.rubric import Dimension, Scale
 
 LONGEST_REPLY = 100_000
 LONGEST_REASON = 300
-_FENCE = re.compile(r"^\s*```[\w-]*\s*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*```[\w-]*[ \t\r]*$", re.MULTILINE)
 _MARKS = "*_`#>|\"'•·–—- \t"
 _REASON_LABELS = ("brief reasoning", "reasoning", "reason")
-_NUMBER = re.compile(r"[+-]?\d+(?:[.,]\d+)?")
+_BULLET = re.compile(r"^\(?\d{1,3}[.)]\s+")
+_PUNCTUATION = dict(zip("：／．。（），；！＝\u00a0", ":/..(),;!= ", strict=True))
+_EMPHASIS = re.compile(r"(?<![^\W_])[*_`]+|[*_`]+(?![^\W_])")
 _VALUE = re.compile(
-    r"""(?P<number>[+-]?\d+(?:[.,]\d+)?)            # the number
-        (?:\s*/\s*(?P<of>\d+)|\s+out\s+of\s+(?P<out>\d+))?  # of how many
-        \s*[.,;!]?\s*
-        (?P<rest>\(.*\)|[-–—:,;]\s.*|\[.*\]|)$""",
+    r"""(?P<sign>[+-]?)(?P<whole>\d+)(?:\.(?P<fraction>\d{1,2}))?
+        (?:\s?/\s?(?P<of>\d+)|\sout\sof\s(?P<out>\d+)|\s?\((?:/|(?:out\s)?of\s)(?P<within>\d+)\))?  # of how many
+        (?:\s?[.,;:!–—-](?=\s)[^\d]*|\s?\([^\d]*\)|\s?\[[^\d]*\])?  # words about it, without another number
+        \s?[.,;!]?""",
     re.VERBOSE | re.IGNORECASE,
 )
 
@@ -34,9 +38,9 @@ _VALUE = re.compile(
 class Misread:
     """Why a reply holds no scores: a stable reason, and which score in words for people.
 
-    missing: a label that does not come up. not_a_number: a label without a whole number after it (a range, a fraction,
-    a word). out_of_range: not on the scale, or out of another number than the scale's highest. duplicate: given twice,
-    the same; contradictory: given twice, differently. unreadable: too long, or broken JSON.
+    missing: a label that does not come up. not_a_number: a label without one whole number after it (but a range, a
+    fraction, a word, two numbers). out_of_range: not on the scale, or out of another number than the scale's highest.
+    duplicate: given twice, the same; contradictory: given twice, differently. unreadable: too long, or broken JSON.
     """
 
     reason: Literal["missing", "not_a_number", "out_of_range", "duplicate", "contradictory", "unreadable"]
@@ -48,7 +52,7 @@ def parse_reply(reply: str, dimensions: Sequence[Dimension], scale: Scale) -> di
     if len(reply) > LONGEST_REPLY:
         return Misread("unreadable", f"the reply is longer than {LONGEST_REPLY} characters")
     text = _FENCE.sub("", _plain(reply)).strip()
-    said = _from_json(text, dimensions) if text.startswith(("{", "[")) else _from_lines(text, dimensions)
+    said = _from_json(text, dimensions) if text.startswith("{") else _from_lines(text, dimensions)
     if isinstance(said, Misread):
         return said
     scores: dict[str, int] = {}
@@ -77,20 +81,17 @@ def parse_reason(reply: str, dimensions: Sequence[Dimension]) -> str:
             return ""
         found = [value[key] for key in value if _name(key) in _REASON_LABELS] if isinstance(value, dict) else []
         return one_line(found[0], LONGEST_REASON) if found and isinstance(found[0], str) else ""
-    names = {_name(dimension.label) for dimension in dimensions} | {_name(dimension.key) for dimension in dimensions}
-    before: list[str] = []
-    for line in text.splitlines():
-        label, value = _labelled(line)
+    names = _names(dimensions)
+    lines = [(line, *_labelled(line)) for line in text.splitlines()]
+    for _, label, value in lines:
         if label in _REASON_LABELS:
             return one_line(value.strip(_MARKS), LONGEST_REASON)
-        if label in names:
-            break
-        before.append(line)
-    return one_line(" ".join(before), LONGEST_REASON)
+    before = takewhile(lambda line: line[1] not in names, lines)
+    return one_line(" ".join(line for line, _, _ in before), LONGEST_REASON)
 
 
 def _plain(text: str) -> str:
-    """Digits of every script as ASCII, full-width punctuation as its usual form."""
+    """Digits of every script as ASCII, full-width punctuation and blanks as their usual form."""
     return "".join(_sign(sign) for sign in text)
 
 
@@ -100,7 +101,7 @@ def _sign(sign: str) -> str:
     digit = unicodedata.decimal(sign, None)
     if digit is not None:
         return str(digit)
-    return {"：": ":", "／": "/", "．": ".", "（": "(", "）": ")", "，": ",", "；": ";", "\u00a0": " "}.get(sign, sign)
+    return _PUNCTUATION.get(sign, sign)
 
 
 def _name(text: str) -> str:
@@ -117,7 +118,7 @@ def _labelled(line: str) -> tuple[str, str]:
     if not colon:
         label, equals, value = line.partition("=")
         return (_name(label), value) if equals else ("", line)
-    return _name(re.sub(r"^\s*\(?\d+[.)]\s+", "", label)), value
+    return _name(_BULLET.sub("", label.strip(_MARKS))), value
 
 
 def _from_lines(text: str, dimensions: Sequence[Dimension]) -> dict[str, list[str]]:
@@ -127,18 +128,16 @@ def _from_lines(text: str, dimensions: Sequence[Dimension]) -> dict[str, list[st
     for line in text.splitlines():
         label, value = _labelled(line)
         if label in names:
-            said[names[label]].append(value.strip(_MARKS.replace("-", "").replace("–", "").replace("—", "")))
+            said[names[label]].append(value)
     return said
 
 
 def _from_json(text: str, dimensions: Sequence[Dimension]) -> dict[str, list[str]] | Misread:
     """What a JSON object has under each key or label; keys that stand twice count twice."""
     try:
-        pairs = json.loads(text, object_pairs_hook=_Pairs)
+        pairs: _Pairs = json.loads(text, object_pairs_hook=_Pairs)
     except (ValueError, RecursionError):
         return Misread("unreadable", "the reply starts as JSON and is none")
-    if not isinstance(pairs, _Pairs):
-        return Misread("unreadable", "the reply is JSON, but no object")
     names, said = _names(dimensions), {dimension.key: list[str]() for dimension in dimensions}
     for key, value in pairs:
         if _name(key) in names:
@@ -162,18 +161,17 @@ def _written(value: Any) -> str:
         return _written(scores[0]) if len(scores) == 1 and not isinstance(scores[0], list) else ""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return ""
-    return str(value)
+    return _plain(str(value))
 
 
 def _score(dimension: Dimension, value: str, scale: Scale) -> int | Misread:
-    match = _VALUE.fullmatch(value.strip().strip("*_`\"' ").strip())
-    if match is None or (_NUMBER.search(match["rest"] or "") and not (match["rest"] or "").startswith(("(", "["))):
-        return Misread("not_a_number", f"{dimension.label}: {one_line(value, 40) or 'nothing'} is no whole number")
-    number = float(match["number"].replace(",", "."))
-    of = match["of"] or match["out"]
-    if not number.is_integer():
-        return Misread("not_a_number", f"{dimension.label}: {match['number']} is no whole number")
-    if not scale.low <= number <= scale.high or (of is not None and int(of) != scale.high):
-        shown = one_line(value, 40)
-        return Misread("out_of_range", f"{dimension.label}: {shown} is not on the scale {scale.low} to {scale.high}")
-    return int(number)
+    match = _VALUE.fullmatch(_EMPHASIS.sub("", " ".join(value.split())).strip("\"'| "))
+    shown = f"{dimension.label}: {one_line(value, 40) or 'nothing'}"
+    if match is None or (match["fraction"] or "0").strip("0"):
+        return Misread("not_a_number", f"{shown} is no whole number")
+    of = match["of"] or match["out"] or match["within"] or str(scale.high)
+    whole = match["whole"].lstrip("0") or "0"
+    fits = len(whole) <= len(str(scale.high)) and int(match["sign"] + whole) in scale.values
+    if not fits or of != str(scale.high):
+        return Misread("out_of_range", f"{shown} is not on the scale {scale.low} to {scale.high}")
+    return int(whole)

@@ -6,14 +6,15 @@ the picture after it, and the instruction last.
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from editfoundry.core.config import Config, read_yaml, validate
 from editfoundry.core.errors import UsageError
@@ -38,7 +39,8 @@ IMGEDIT_SHA256 = "f9468dc848776ee0a6c2e2c31e678c7224e9cb61b013747c8c52d4a05627b5
 """The released ImgEdit-Bench prompts.json this reader was written for."""
 PLACEHOLDER = "<edit_prompt>"
 _RELEASED_LABEL = re.compile(r"^(.+): A number from 1 to 5\.?\s*$", re.MULTILINE)
-MAX_RELEASED_BYTES = 1 << 20
+MAX_RUBRIC_BYTES = 1 << 20
+_LABEL = re.compile(r"[^\W\d_][^\d:=|\n]*")
 
 
 @dataclass(frozen=True)
@@ -91,10 +93,35 @@ class Section:
     after: str
 
 
+def _labels(dimensions: dict[str, str]) -> dict[str, str]:
+    """Labels that a reply's reader can tell apart, and from the scores after them."""
+    if len({label.casefold() for label in dimensions.values()}) < len(dimensions):
+        raise ValueError("two dimensions have the same label")
+    if wrong := [label for label in dimensions.values() if not _LABEL.fullmatch(label)]:
+        raise ValueError(f"{wrong[0]!r}: a label begins with a letter and holds no digit, `:`, `=`, `|` or line break")
+    return dimensions
+
+
+def _scale(scale: tuple[int, int]) -> tuple[int, int]:
+    if not 0 <= scale[0] < scale[1] <= 10:
+        raise ValueError("a scale is two whole numbers from 0 to 10, the lower one first")
+    return scale
+
+
+def _question(text: str) -> str:
+    if text.count(PLACEHOLDER) != 1:
+        raise ValueError(f"expected {PLACEHOLDER} once")
+    return text
+
+
 class SectionFile(Config):
     """A section as a rubric's file has it. dimensions: label by key."""
 
-    dimensions: dict[str, str] = Field(min_length=1, max_length=3)
+    dimensions: Annotated[
+        dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z_]*$")], str],
+        Field(min_length=1, max_length=3),
+        AfterValidator(_labels),
+    ]
     text: str
 
 
@@ -102,11 +129,11 @@ class RubricFile(Config):
     """A rubric's file. `{{ text }}` in `before` is the section's; `{{ lines }}` in `after` the reply's form."""
 
     version: int = Field(ge=1)
-    scale: tuple[int, int]
+    scale: Annotated[tuple[int, int], AfterValidator(_scale)]
     capped: bool
     system: str
     before: str
-    question: str
+    question: Annotated[str, AfterValidator(_question)]
     after: str
     types: dict[str, SectionFile] = Field(min_length=1)
 
@@ -124,10 +151,11 @@ class CompareFile(Config):
 
 @dataclass(frozen=True)
 class Rubric:
-    """A rubric. digest: SHA-256 of its file, and of how results are compared. capped: whether no later score may be
+    """A rubric.
 
-    above the first. official: it is the released ImgEdit prompts; pinned: they are the ones this code was written for.
-    labels: the line before each picture, if any.
+    digest: SHA-256 of its file, and of how results are compared. capped: whether no later score may be above the first.
+    official: it is the released ImgEdit prompts; pinned: they are the ones this code was written for. labels: the line
+    before each picture, if any.
     """
 
     name: str
@@ -221,9 +249,12 @@ def load_rubric(name: str) -> Rubric:
     """
     compare_file = FOLDER / f"{COMPARE}.yaml"
     compare = validate(CompareFile, read_yaml(compare_file), str(compare_file))
-    file = FOLDER / f"{name}.yaml" if name in PACKAGED else Path(name).expanduser()
+    path = os.path.expanduser(name)  # noqa: PTH111 - leaves the name of an unknown user as it is
+    file = FOLDER / f"{name}.yaml" if name in PACKAGED else Path(path)
     if not file.is_file():
         raise UsageError(f"rubric {name!r}: no such file; packaged are {', '.join(PACKAGED)}; or name a prompts.json")
+    if file.stat().st_size > MAX_RUBRIC_BYTES:
+        raise UsageError(f"rubric {file}: larger than {MAX_RUBRIC_BYTES} bytes, so no rubric")
     content = file.read_bytes()
     digest = sha256(content + compare_file.read_bytes())
     if file.suffix == ".json":
@@ -248,7 +279,7 @@ def _section(ours: RubricFile, type: str, section: SectionFile) -> Section:
 def _released(file: Path, content: bytes, digest: str, compare: CompareFile) -> Rubric:
     """The released ImgEdit prompts: a JSON object of texts by edit type, shown as they are."""
     try:
-        texts = json.loads(content) if len(content) <= MAX_RELEASED_BYTES else None
+        texts = json.loads(content)
     except (ValueError, RecursionError):
         texts = None
     if not isinstance(texts, dict) or not texts or not all(isinstance(text, str) for text in texts.values()):
@@ -261,12 +292,13 @@ def _released(file: Path, content: bytes, digest: str, compare: CompareFile) -> 
 def _released_section(file: Path, type: str, text: str) -> Section:
     labels = _RELEASED_LABEL.findall(text)
     keys = [re.sub(r"[^a-z0-9]+", "_", label.lower()).strip("_") for label in labels]
-    if not 1 <= len(labels) <= 3 or len(set(keys)) != len(keys) or text.count(PLACEHOLDER) != 1:
+    readable = all(_LABEL.fullmatch(label) for label in labels)
+    if not readable or not 1 <= len(labels) <= 3 or len(set(keys)) != len(keys) or text.count(PLACEHOLDER) != 1:
         raise UsageError(
             f"rubric {file}: {one_line(type, 40)}: expected one {PLACEHOLDER} and one to three lines "
             "`Label: A number from 1 to 5.`"
         )
-    start = text.rindex("\n", 0, text.index(PLACEHOLDER)) + 1
+    start = text.rfind("\n", 0, text.index(PLACEHOLDER)) + 1
     end = text.index("\n", start) if "\n" in text[start:] else len(text)
     dimensions = tuple(Dimension(key, label) for key, label in zip(keys, labels, strict=True))
     return Section(type, dimensions, text[:start], text[start:end], text[end:])
