@@ -329,8 +329,8 @@ def section(**labels: str) -> dict[str, Any]:
     ("changes", "message"),
     [
         ({"scale": [5, 1]}, "scale: .*the lower one first"),
-        ({"scale": [-1, 5]}, "scale: .*from 0 to 10"),
-        ({"scale": [1, 100]}, "scale: .*from 0 to 10"),
+        ({"scale": [-1, 5]}, "scale: .*from 0 up"),
+        ({"scale": [3, 3]}, "scale: .*the lower one first"),
         ({"scale": [1, 2.5]}, "scale"),
         ({"question": "Score this."}, "question: .*expected <edit_prompt> once"),
         ({"question": PLACEHOLDER * 2}, "question: .*expected <edit_prompt> once"),
