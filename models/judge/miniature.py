@@ -1,4 +1,4 @@
-"""A judge small enough for a laptop: the classes of Qwen2.5-VL with random weights, in the layout of the released one."""
+"""A judge small enough for a laptop: random weights in the classes and the layout of Qwen2.5-VL."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from editfoundry.models.judge.rubric import load_rubric
 
 WIDTH = 128
 LEAST_PIXELS, MOST_PIXELS = 4 * FACE**2, 16 * FACE**2
-RUBRIC = "edit"
+RUBRIC = "short"
 
 
 def write_miniature_judge(folder: Path, *, seed: int = 0) -> Path:
@@ -20,8 +20,11 @@ def write_miniature_judge(folder: Path, *, seed: int = 0) -> Path:
     from transformers import Qwen2_5_VLForConditionalGeneration
 
     processor = vlm_processor(LEAST_PIXELS, MOST_PIXELS)
+    config = vlm_config(WIDTH, processor.tokenizer)
+    for part in (config, config.text_config, config.vision_config):
+        part.initializer_range = WIDTH**-0.5  # layers keep the size of what they are given, or pictures are hardly seen
     with drawn(seed, "judge"):
-        model = Qwen2_5_VLForConditionalGeneration(vlm_config(WIDTH, processor.tokenizer)).eval()
+        model = Qwen2_5_VLForConditionalGeneration(config).eval()
     settings = JudgeSettings(
         rubric=RUBRIC,
         rubric_digest=load_rubric(RUBRIC).digest,
