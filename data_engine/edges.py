@@ -1,7 +1,8 @@
 """The edges of a finished dataset, one by one, for whoever judges or shows them."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from editfoundry.core.errors import UsageError
+from editfoundry.core.hashing import seed_for
 from editfoundry.core.images import decode, decode_mask_png
 from editfoundry.data_engine.shards import DamagedFile, read_member, read_table
 from editfoundry.models.protocols import Image
@@ -93,3 +95,48 @@ def read_edges(dataset: Path, split: str | None = None) -> Iterator[Edge]:
         edge = Edge(dataset, row)
         if split is None or edge.split == split:
             yield edge
+
+
+def sample_edges(dataset: Path, most: int, seed: int = 0) -> list[Edge]:
+    """At most so many edges of a dataset folder, spread over photographs and types, the same ones for the same seed.
+
+    They are of the split val; those of train follow where val has too few. Photographs take turns in an order drawn by
+    hash, and each gives an edge of the type that came up least so far. Memory grows with `most`, not with the dataset.
+    Raises what `read_edges` does.
+    """
+    chosen = _spread(read_edges(dataset, "val"), most, seed)
+    if len(chosen) < most:
+        chosen += _spread(read_edges(dataset, "train"), most - len(chosen), seed)
+    return chosen
+
+
+def _spread(edges: Iterable[Edge], most: int, seed: int) -> list[Edge]:
+    photographs: dict[tuple[int, str], list[Edge]] = {}
+    for edge in edges:
+        photograph = (seed_for("sample", seed, edge.photograph), edge.photograph)
+        if photograph not in photographs and len(photographs) >= most:
+            last = max(photographs)
+            if photograph > last:
+                continue
+            del photographs[last]
+        photographs.setdefault(photograph, []).append(edge)
+    chosen: list[Edge] = []
+    types = Counter[str]()
+    while len(chosen) < most and (left := [photographs[one] for one in sorted(photographs) if photographs[one]]):
+        for mine in left[: most - len(chosen)]:
+            edge = min(mine, key=lambda one: (types[one.type], seed_for("sample", seed, one.key)))
+            mine.remove(edge)
+            types[edge.type] += 1
+            chosen.append(edge)
+    return chosen
+
+
+def other_instructions(edges: Sequence[Edge]) -> list[str | None]:
+    """For each edge the instruction of the next one of another type, around the end; None where all are of one type."""
+    found: list[str | None] = [None] * len(edges)
+    following: Edge | None = None
+    for place in reversed(range(2 * len(edges))):
+        edge, after = edges[place % len(edges)], edges[(place + 1) % len(edges)]
+        following = after if after.type != edge.type else following
+        found[place % len(edges)] = following.instruction if following is not None else None
+    return found

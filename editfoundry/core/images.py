@@ -38,6 +38,7 @@ __all__ = [
     "decode_rgba",
     "encode_jpeg",
     "encode_mask_png",
+    "encode_png",
     "hash_distance",
     "perceptual_hash",
     "read_info",
@@ -176,6 +177,14 @@ def decode_jpeg(data: bytes, *, max_pixels: int = DEFAULT_MAX_PIXELS) -> NDArray
         height, width, _, _ = simplejpeg.decode_jpeg_header(data)
     check_pixel_count(width, height, max_pixels)
     return _strict_jpeg(data, "RGB", (width, height), 1)
+
+
+def encode_png(rgb: NDArray[np.uint8]) -> bytes:
+    """Encode uint8 [H, W, 3] as PNG, for pixels that have to be kept exactly. Raises ValueError as `encode_jpeg`."""
+    _require_rgb(rgb)
+    buffer = BytesIO()
+    Image.fromarray(np.ascontiguousarray(rgb)).save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def encode_mask_png(mask: Mask) -> bytes:

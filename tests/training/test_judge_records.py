@@ -21,7 +21,6 @@ from editfoundry.training.judge.balance import weighting
 from editfoundry.training.judge.pictures import HEAD_BYTES, BadPicture, look
 from editfoundry.training.judge.records import PictureRef, Record
 from editfoundry.training.judge.sources import BadRecord, Judged, read_sources
-from editfoundry.training.judge.sources.graded import other_instructions
 from editfoundry.training.judge.split import sample, split
 
 EDIT = load_rubric("edit")
@@ -161,19 +160,6 @@ def test_graded_edits_come_at_every_degree_and_as_canaries(tmp_path: Path) -> No
     assert len(set(groups.values())) == 1
     assert len({*apart, *groups.values()}) == 3
     assert len({record.photograph for record in of_first.values()}) == 1
-
-
-def test_the_wrong_instruction_is_the_next_one_of_another_type() -> None:
-    class Typed:
-        def __init__(self, type: str, number: int) -> None:
-            self.type, self.instruction = type, f"{type} {number}"
-
-    def told(*types: str) -> list[str | None]:
-        return other_instructions([Typed(type, number) for number, type in enumerate(types)])  # type: ignore[arg-type]
-
-    assert told("a", "a", "b", "c", "a") == ["b 2", "b 2", "c 3", "a 4", "b 2"]
-    assert told("a", "a") == [None, None]
-    assert told() == []
 
 
 HOSTILE = [

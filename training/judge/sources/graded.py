@@ -1,10 +1,9 @@
 """`graded`: a dataset of ours whose results are corrupted by known degrees, and its canaries."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from editfoundry.data_engine.edges import Edge, read_edges
+from editfoundry.data_engine.edges import Edge, other_instructions, read_edges
 from editfoundry.models.judge.corruption import CANARIES, DEGREES, GRADED, grades
 from editfoundry.models.judge.rubric import Rubric
 from editfoundry.training.judge.config import Source
@@ -38,14 +37,3 @@ def _versions(edge: Edge, other: str | None, source: Source, rubric: Rubric, pre
             record = replace(record, instruction=other)
         records.append(record)
     return records
-
-
-def other_instructions(edges: Sequence[Edge]) -> list[str | None]:
-    """For each edge the instruction of the next one of another type, around the end; None where all are of one type."""
-    found: list[str | None] = [None] * len(edges)
-    following: Edge | None = None
-    for place in reversed(range(2 * len(edges))):
-        edge, after = edges[place % len(edges)], edges[(place + 1) % len(edges)]
-        following = after if after.type != edge.type else following
-        found[place % len(edges)] = following.instruction if following is not None else None
-    return found
