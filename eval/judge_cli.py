@@ -1,4 +1,4 @@
-"""`editfoundry judge`: score edits, compare results, measure a judge against people, and test whether to believe it."""
+"""`editfoundry judge`: score edits, compare results, measure a judge against people, and test whether to trust it."""
 
 import sys
 from enum import StrEnum
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
-from editfoundry.core.errors import EditFoundryError
+from editfoundry.core.errors import EditFoundryError, UsageError
 from editfoundry.eval.variadic import VariadicCommand
 from editfoundry.models.judge.types import Head, Order, Steps
 
 if TYPE_CHECKING:
     from editfoundry.eval.judging import Task
+    from editfoundry.eval.known_pairs import KnownEdits
     from editfoundry.models.judge.types import EditJudge
 
 app = typer.Typer(
@@ -25,6 +26,8 @@ app = typer.Typer(
 )
 
 PLAIN_WIDTH = 200
+SAMPLES, MOST_SAMPLES = 40, 10_000
+DEFAULT_DATASET = Path("runs/quickstart/dataset")
 
 Spec = Annotated[str, typer.Option("--judge", metavar="SPEC", help="local:DIR, or openai:MODEL@URL.")]
 RubricName = Annotated[
@@ -97,6 +100,93 @@ def agreement_command(
             out.print(table(report, name))
     for line in notes(report):
         typer.echo(line, err=True)
+
+
+@app.command("check")
+def check_command(
+    spec: Spec,
+    dataset: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The dataset of a run; runs/quickstart/dataset by default.")
+    ] = None,
+    anchors: Annotated[Path | None, typer.Option(metavar="DIR", help="A frozen set, in place of a dataset.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, max=MOST_SAMPLES, help="Edits to test on, 40 by default.")
+    ] = None,
+    rubric: RubricName = None,
+    head: AskedHead = None,
+    steps: AskedSteps = "chained",
+    order: AskedOrder = None,
+    batch: Batch = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    max_pixels: MaxPixels = None,
+    max_new_tokens: MaxNewTokens = None,
+    api_key_env: KeyVariable = None,
+    concurrency: Concurrency = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What -o wrote before, to see whether the judge changed.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write JSON to a file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Test a judge on edits whose verdict is known, and say for which score it can be trusted."""
+    from editfoundry.core.hashing import canonical_json
+    from editfoundry.core.progress import progress
+    from editfoundry.eval.check_table import check_table, drift_lines, drift_table, verdict_lines
+    from editfoundry.eval.drift import drift, read_report, refuse_other_rubric
+    from editfoundry.eval.judge_check import check_judge, write_report
+    from editfoundry.models.judge.spec import JudgeOptions, open_judge
+
+    if output is not None and output.exists() and not output.is_file():
+        raise UsageError(f"{output}: not a file; give -o the path of a file")
+    before = read_report(against) if against else None
+    options = JudgeOptions(
+        rubric, head, steps, order, batch, device, dtype, max_pixels, max_new_tokens, api_key_env, concurrency,
+        _ledger(output) if output else None,
+    )  # fmt: skip
+    judge = open_judge(spec, options)
+    if before is not None:
+        refuse_other_rubric(before, judge.rubric)
+    report = check_judge(judge, _known_edits(dataset, anchors, samples), lambda pairs: progress("check", pairs))
+    if output is not None:
+        write_report(report, output)  # at once: nothing that follows may lose it
+    if before is not None:
+        report["drift"] = drift(report, before, judge.rubric)
+        if output is not None:
+            write_report(report, output)
+    if as_json:
+        typer.echo(canonical_json(report))
+    else:
+        console().print(check_table(report))
+        for line in verdict_lines(report):
+            typer.echo(line)
+        if before is not None:
+            console().print(drift_table(report["drift"]))
+            for line in drift_lines(report["drift"]):
+                typer.echo(line)
+    for line in report["notes"]:
+        typer.echo(f"note: {line}", err=True)
+
+
+@app.command("anchors")
+def anchors_command(
+    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="The dataset of a run.", show_default=False)],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="A new folder.")],
+    samples: Annotated[int, typer.Option(min=1, max=MOST_SAMPLES, help="Edits to make pairs of.")] = SAMPLES,
+    seed: Annotated[int, typer.Option(min=0, help="Of the choice of edits.")] = 0,
+) -> None:
+    """Freeze edits whose verdict is known, for `judge check --anchors`, and print the folder."""
+    from editfoundry.core.progress import progress
+    from editfoundry.eval.anchors import write_anchors
+
+    about = write_anchors(dataset, output, samples, seed, lambda pairs: progress("anchors", pairs))
+    typer.echo(output)
+    pictures = about["pictures"]
+    typer.echo(
+        f"{about['pairs']} pairs of {about['samples']} edits, {pictures['count']} pictures, "
+        f"{pictures['bytes'] / 1e6:.1f} MB",
+        err=True,
+    )
 
 
 @app.command("score")
@@ -208,6 +298,24 @@ def report_command(
     from editfoundry.eval.judge_report import write_report
 
     typer.echo(write_report(verdicts, pairs))
+
+
+def _known_edits(dataset: Path | None, anchors: Path | None, samples: int | None) -> "KnownEdits":
+    """What a judge is tested on. Raises UsageError for options that do not go together, and if there is no dataset."""
+    from editfoundry.eval.anchors import read_anchors
+    from editfoundry.eval.known_pairs import from_dataset
+
+    if anchors is not None:
+        if dataset is not None or samples is not None:
+            wrong = "--dataset" if dataset is not None else "--samples"
+            raise UsageError(f"{wrong} does not go with --anchors, which has its own pairs; leave one of them out")
+        return read_anchors(anchors)
+    if dataset is None and not DEFAULT_DATASET.is_dir():
+        raise UsageError(
+            f"no dataset to make pairs of ({DEFAULT_DATASET} is not here); name the `dataset` folder of a run with "
+            "--dataset, an anchor set with --anchors, or call `editfoundry quickstart`"
+        )
+    return from_dataset(dataset or DEFAULT_DATASET, samples or SAMPLES)
 
 
 def _judge_file(task: "Task", judge: "EditJudge", pairs: Path, output: Path, as_json: bool) -> None:

@@ -6,9 +6,8 @@ attempts are made on the pair on which nothing was done, which deserves the lowe
 win is seen in full.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +42,8 @@ KINDS: tuple[tuple[str, int], ...] = (
     *((name + ending, 0) for name in INJECTIONS for ending in ("", CONTROL)),
 )
 """Kind and degree of every pair that is made of an edge, in order."""
+RIGHTS = ("licence", "source_url")
+"""Columns of a dataset that say whose a photograph is."""
 _WORDS: Mapping[str, Sequence[str]] = {
     "drawn": DRAWN_TEXT,
     "drawn_control": DRAWN_CONTROL,
@@ -64,22 +65,23 @@ class KnownPair:
 
     def content(self) -> str:
         """A short name of what is judged: the pixels of both pictures, the instruction and the type."""
-        return fingerprint(self.case.type, self.case.instruction, _pixels(self.case.source), _pixels(self.case.result))
+        return fingerprint(
+            self.case.type, self.case.instruction, pixel_digest(self.case.source), pixel_digest(self.case.result)
+        )
 
 
 @dataclass(frozen=True)
 class KnownEdits:
-    """Pairs by edit, made or read one after the other. origin: where they come from, as plain values.
+    """Pairs by edit, made or read one after the other. origin: where they come from, as plain values. pairs: how many.
 
-    splits: how many edits are of which. edits: the pairs of an edit at a time, in the order of KINDS; where all edits
-    are of one type there is no `wrong_instruction`.
+    edits: the pairs of an edit at a time, in the order of KINDS; where all edits are of one type there is no
+    `wrong_instruction`. rights: licence and address of photographs, by their hash, as far as the dataset says.
     """
 
     origin: Mapping[str, Any]
-    samples: int
     pairs: int
-    splits: Mapping[str, int]
     edits: Callable[[], Iterator[Iterable[KnownPair]]]
+    rights: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 def from_dataset(dataset: Path, samples: int, seed: int = 0) -> KnownEdits:
@@ -91,14 +93,14 @@ def from_dataset(dataset: Path, samples: int, seed: int = 0) -> KnownEdits:
     if not edges:
         raise UsageError(f"{dataset}: holds no edit; name the `dataset` folder of a run that made some")
     others = other_instructions(edges)
-    kinds = sum(len(_kinds(other)) for other in others)
 
     def edits() -> Iterator[Iterable[KnownPair]]:
         for place, (edge, other) in enumerate(zip(edges, others, strict=True)):
             yield known_pairs(replace(edge), other, place)  # a copy, so that its pictures go with it
 
     origin = {"dataset": {"index_sha256": sha256_file(dataset / TABLE), "seed": seed}}
-    return KnownEdits(origin, len(edges), kinds, dict(sorted(Counter(edge.split for edge in edges).items())), edits)
+    rights = {edge.photograph: {name: str(edge.row[name]) for name in RIGHTS if edge.row.get(name)} for edge in edges}
+    return KnownEdits(origin, sum(len(kinds(other)) for other in others), edits, rights)
 
 
 def known_pairs(edge: Edge, other: str | None, place: int) -> Iterator[KnownPair]:
@@ -113,7 +115,7 @@ def known_pairs(edge: Edge, other: str | None, place: int) -> Iterator[KnownPair
             f"{edge.dataset}: edge {edge.key}: the mask is {mask.shape}, the result {result.shape[:2]} pixels; "
             "`editfoundry data verify` says what else is damaged"
         )
-    for kind, degree in _kinds(other):
+    for kind, degree in kinds(other):
         before, after, instruction = source, result, edge.instruction
         if kind in CANARIES:
             before, after, instruction = canary(kind, source, result, instruction, other or "")
@@ -129,9 +131,11 @@ def known_pairs(edge: Edge, other: str | None, place: int) -> Iterator[KnownPair
         yield KnownPair(case, edge.key, kind, degree, edge.photograph, edge.split)
 
 
-def _kinds(other: str | None) -> list[tuple[str, int]]:
+def kinds(other: str | None) -> list[tuple[str, int]]:
+    """Kind and degree of every pair of an edge. other: as in `known_pairs`; without one there is a pair less."""
     return [one for one in KINDS if other is not None or one[0] != "wrong_instruction"]
 
 
-def _pixels(image: Image) -> str:
+def pixel_digest(image: Image) -> str:
+    """Hex SHA-256 that names a picture by its pixels and shape, whatever file it is in."""
     return sha256(f"{list(image.shape)}".encode() + np.ascontiguousarray(image).tobytes())
