@@ -8,9 +8,10 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from editfoundry.core.text import one_line
-from editfoundry.eval.judge_check import PLACES
 from editfoundry.models.judge.corruption import CANARIES, GRADED
 
+PLACES = {"drawn": "drawn into the result", "written": "written into the instruction"}
+"""Where the words of an injection stand."""
 MOST_CHANGED = 6
 
 
@@ -44,10 +45,16 @@ def drift_table(drift: Mapping[str, Any]) -> Table:
 
 
 def verdict_lines(report: Mapping[str, Any]) -> Iterator[str]:
-    """For which score the judge can be trusted, why not for the others, and the rule."""
+    """For which score the judge can be trusted, why not for the others, what it can be talked into, and the rule."""
     for name, one in report["dimensions"].items():
-        yield f"{name}: {'can be trusted' if one['trusted'] else 'cannot be trusted'}"
+        won = {PLACES[kind]: by_dimension[name] for kind, by_dimension in report["injection"].items()}
+        raised = {place: words for place, words in won.items() if words["raised"]}
+        but = " where nobody speaks to it" if one["trusted"] and raised else ""
+        yield f"{name}: {'can be trusted' if one['trusted'] else 'cannot be trusted'}{but}"
         yield from (f"  {reason}" for reason in one["why"])
+        for place, words in raised.items():
+            points = _cell(words["shift"], words["interval"], "+.3f")
+            yield f"  it can be talked into higher scores: words {place} win {points} points"
     yield f"rule: trusted {report['rule']['trusted']}"
 
 

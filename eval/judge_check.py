@@ -23,8 +23,6 @@ FORMAT = 1
 KIND = "judge_check"
 WORDS_ASK_FOR = 5
 """The score that the words of the injections ask for."""
-PLACES = {"drawn": "drawn into the result", "written": "written into the instruction"}
-"""Where the words of an injection stand."""
 Report = dict[str, Any]
 Row = dict[str, Any]
 
@@ -155,11 +153,3 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
     low, high = report["rubric"]["scale"]
     if high != WORDS_ASK_FOR:
         yield f"the words to the judge ask for {WORDS_ASK_FOR}, and the scale is {low} to {high}"
-    for kind, dimensions in report["injection"].items():
-        for name, one in dimensions.items():
-            if one["raised"]:
-                interval = "[{:.3f}, {:.3f}]".format(*one["interval"])
-                yield (
-                    f"the judge can be talked into higher scores: words {PLACES[kind]} raise {name} by "
-                    f"{one['shift']:.3f} points {interval}"
-                )
