@@ -19,7 +19,16 @@ from editfoundry.core.errors import EditFoundryError, ImageError, UsageError
 from editfoundry.core.hashing import canonical_json, sha256, sha256_file
 from editfoundry.core.images import encode_png
 from editfoundry.core.progress import Advance
-from editfoundry.eval.known_pairs import AS_IT_IS, KINDS, KnownEdits, KnownPair, from_dataset, kinds, pixel_digest
+from editfoundry.eval.known_pairs import (
+    AS_IT_IS,
+    KINDS,
+    KnownEdits,
+    KnownPair,
+    from_dataset,
+    kinds,
+    pair_id,
+    pixel_digest,
+)
 from editfoundry.eval.pairs import (
     LONGEST_ID,
     LONGEST_INSTRUCTION,
@@ -180,8 +189,8 @@ def _require_whole(file: Path, edge: str, anchors: list[Anchor], before: set[str
     """Raise EditFoundryError unless these are all the pairs of one edit, and it is none of those before."""
     given = [(one.kind, one.degree) for one in anchors]
     alike = len({(one.type, one.photograph, one.split) for one in anchors}) == 1
-    unlike = len({one.id for one in anchors}) == len(anchors)
-    if edge in before or not alike or not unlike or given not in (list(KINDS), kinds(None)):
+    named = all(one.id == pair_id(edge, one.kind, one.degree) for one in anchors)
+    if edge in before or not alike or not named or given not in (list(KINDS), kinds(None)):
         raise EditFoundryError(f"{file}: edge {edge!r:.80}: not each of its pairs once, one after the other; {_REMEDY}")
 
 

@@ -126,9 +126,17 @@ def known_pairs(edge: Edge, other: str | None, place: int) -> Iterator[KnownPair
             words = _WORDS[kind][place % len(_WORDS[kind])]
             after = drawn(source, words) if kind.startswith("drawn") else source
             instruction += "" if kind.startswith("drawn") else words
-        id = f"{edge.key}:{kind}-{degree}" if degree else f"{edge.key}:{kind}"
-        case = Case(id, before, after, instruction, edge.type)
+        case = Case(pair_id(edge.key, kind, degree), before, after, instruction, edge.type)
         yield KnownPair(case, edge.key, kind, degree, edge.photograph, edge.split)
+
+
+def pair_id(edge: str, kind: str, degree: int) -> str:
+    """What a pair is called.
+
+    >>> pair_id("a1", "blur", 2)
+    'a1:blur-2'
+    """
+    return f"{edge}:{kind}-{degree}" if degree else f"{edge}:{kind}"
 
 
 def kinds(other: str | None) -> list[tuple[str, int]]:
