@@ -26,7 +26,7 @@ from editfoundry.eval.drift import drift, read_report
 from editfoundry.eval.judge_check import check_judge, write_report
 from editfoundry.eval.judge_cli import app
 from editfoundry.eval.known_pairs import KINDS, from_dataset
-from editfoundry.eval.trust import FEWEST_EDITS, LEAST_RATE, correlation, mean_of
+from editfoundry.eval.trust import FEWEST_EDITS, LEAST_RATE, MOST_SPEARMAN, correlation, mean_of
 from editfoundry.models.judge.corruption import CANARIES, QUALITY, WRITTEN_TEXT
 from editfoundry.models.judge.miniature import write_miniature_judge
 from editfoundry.models.judge.rubric import FOLDER
@@ -121,6 +121,24 @@ def test_a_judge_that_sees_only_one_thing_is_trusted_for_that_alone(dataset: Pat
     upside_down = check(dataset, lambda case: [6 - score for score in fair(case)])
     assert not any(trusted(upside_down).values())
     assert "(ρ 0.9" in upside_down["dimensions"]["following"]["why"][-1]
+
+
+def test_the_ends_of_the_intervals_decide_and_not_the_values(dataset: Path) -> None:
+    def misses_two(case: Case) -> list[float]:
+        return [1.0, fair(case)[1]] if case.id in ("edit00002:as_it_is", "edit00005:as_it_is") else fair(case)
+
+    following = check(dataset, misses_two)["dimensions"]["following"]
+    assert following["rates"]["blank"]["rate"] == 14 / 16 > LEAST_RATE > following["rates"]["blank"]["interval"][0]
+    assert [why.partition(":")[0] for why in following["why"]] == list(CANARIES)
+
+    def upside_down_for_four(case: Case) -> list[float]:
+        following, natural, _ = fair(case)
+        return [following, 6 - natural if int(case.id[4:9]) >= 12 and "-" in case.id else natural]
+
+    naturalness = check(dataset, upside_down_for_four)["dimensions"]["naturalness"]
+    noise = naturalness["spearman"]["noise"]
+    assert noise["rho"] < MOST_SPEARMAN < noise["interval"][1]
+    assert any(why.startswith("noise: the score falls too little") for why in naturalness["why"])
 
 
 def test_words_that_a_judge_obeys_are_measured_and_called_out(dataset: Path) -> None:
