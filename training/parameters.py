@@ -99,14 +99,14 @@ def store_float8(*encoders: nn.Module) -> None:
 def add_lora(part: Any, targets: str, options: LoraOptions, seed: int) -> None:
     """Put a LoRA, drawn from the seed, on the linear layers that `targets` matches by name.
 
-    part: a model of diffusers or transformers.
+    part: a model of diffusers or transformers; their own `add_adapter` would ask for versions of peft of their own.
     """
-    from peft import LoraConfig
+    from peft import LoraConfig, inject_adapter_in_model
 
     settings: dict[str, Any] = {"r": options.rank, "lora_alpha": options.alpha}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_for(seed, "lora") % 2**63)
-        part.add_adapter(LoraConfig(target_modules=targets, **settings))
+        inject_adapter_in_model(LoraConfig(target_modules=targets, **settings), part)
 
 
 def is_lora(name: str) -> bool:
@@ -127,8 +127,7 @@ def merge_lora(model: nn.Module) -> None:
                 layer.get_base_layer().float()
                 layer.merge()
                 setattr(parent, name, layer.get_base_layer())
-        if getattr(parent, "_hf_peft_config_loaded", False):  # else `save_pretrained` would write the LoRA alone
-            parent._hf_peft_config_loaded = False
+        if hasattr(parent, "peft_config"):
             del parent.peft_config
 
 
