@@ -27,7 +27,7 @@ def check_table(report: Mapping[str, Any]) -> Table:
     for name in GRADED:
         shown.add_row(f"Spearman with degree of `{name}`", *(_falls(one, name) for one in dimensions.values()))
     for kind, by_dimension in report["injection"].items():
-        cells = [_cell(one["shift"], one["interval"], "+.3f") for one in by_dimension.values()]
+        cells = [_cell(one["shift"], one["interval"], "+z.3f") for one in by_dimension.values()]
         shown.add_row(f"points won by words {PLACES[kind]}", *cells)
     shown.add_row("verdict", *("trusted" if one["trusted"] else "not trusted" for one in dimensions.values()))
     return shown
@@ -37,9 +37,9 @@ def drift_table(drift: Mapping[str, Any]) -> Table:
     """A column per score: how it moved, and whether pairs are still in the same order."""
     dimensions = drift["dimensions"]
     shown = _table("since the earlier check", dimensions)
-    cells = [_cell(one["difference"], one["interval"], "+.3f") for one in dimensions.values()]
+    cells = [_cell(one["difference"], one["interval"], "+z.3f") for one in dimensions.values()]
     shown.add_row("mean score, now minus then", *cells)
-    cells = [_cell(one["correlation"], one["correlation_interval"], ".3f") for one in dimensions.values()]
+    cells = [_cell(one["correlation"], one["correlation_interval"], "z.3f") for one in dimensions.values()]
     shown.add_row("Spearman of the pairs' scores", *cells)
     return shown
 
@@ -53,7 +53,7 @@ def verdict_lines(report: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: {'can be trusted' if one['trusted'] else 'cannot be trusted'}{but}"
         yield from (f"  {reason}" for reason in one["why"])
         for place, words in raised.items():
-            points = _cell(words["shift"], words["interval"], "+.3f")
+            points = _cell(words["shift"], words["interval"], "+z.3f")
             yield f"  it can be talked into higher scores: words {place} win {points} points"
     yield f"rule: trusted {report['rule']['trusted']}"
 
@@ -80,13 +80,13 @@ def _table(title: str, dimensions: Mapping[str, Any]) -> Table:
 
 
 def _rate(rate: Mapping[str, Any]) -> str:
-    cell = _cell(rate["rate"], rate["interval"], ".2f")
+    cell = _cell(rate["rate"], rate["interval"], "z.2f")
     return cell if rate["concerns"] else f"({cell})"
 
 
 def _falls(one: Mapping[str, Any], name: str) -> str:
     falls = one["spearman"].get(name)
-    return "" if falls is None else falls.get("undefined") or _cell(falls["rho"], falls["interval"], ".2f")
+    return "" if falls is None else falls.get("undefined") or _cell(falls["rho"], falls["interval"], "z.2f")
 
 
 def _cell(value: float | None, interval: list[float] | None, form: str) -> str:

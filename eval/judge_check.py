@@ -138,7 +138,7 @@ def _notes(report: Mapping[str, Any]) -> Iterator[str]:
     """What must be said beside the verdicts."""
     splits, unanswered = report["splits"], report["unanswered"]
     if known := splits.get("train", 0):
-        within = f"; --samples {splits['val']} keeps to the others" if splits.get("val") else ""
+        within = f"; --samples {splits['val']} keeps to the others" if "dataset" in report and splits.get("val") else ""
         yield (
             f"{known} of {report['samples']} edits are of the split train, which a judge trained on this dataset has "
             f"seen{within}"

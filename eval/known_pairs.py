@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from editfoundry.core.errors import EditFoundryError, UsageError
+from editfoundry.core.errors import EditFoundryError, ImageError, UsageError
 from editfoundry.core.hashing import fingerprint, seed_for, sha256, sha256_file
 from editfoundry.data_engine.edges import TABLE, Edge, other_instructions, sample_edges
 from editfoundry.models.judge.corruption import (
@@ -106,15 +106,16 @@ def from_dataset(dataset: Path, samples: int, seed: int = 0) -> KnownEdits:
 def known_pairs(edge: Edge, other: str | None, place: int) -> Iterator[KnownPair]:
     """The pairs of one edge, each made when it is asked for. other: an instruction that the edit does not fulfil.
 
-    place: of the edge among others, by which injections take turns. Raises EditFoundryError for a mask of another size
-    than the result.
+    place: of the edge among others, by which injections take turns. Raises EditFoundryError, naming the edge, for
+    pictures that cannot be decoded and a mask of another size than the result; DamagedFile.
     """
-    source, result, mask = edge.source, edge.result, edge.mask
+    where, remedy = f"{edge.dataset}: edge {edge.key}", "`editfoundry data verify` says what else is damaged"
+    try:
+        source, result, mask = edge.source, edge.result, edge.mask
+    except ImageError as error:
+        raise EditFoundryError(f"{where}: {error}; {remedy}") from error
     if mask is not None and mask.shape != result.shape[:2]:
-        raise EditFoundryError(
-            f"{edge.dataset}: edge {edge.key}: the mask is {mask.shape}, the result {result.shape[:2]} pixels; "
-            "`editfoundry data verify` says what else is damaged"
-        )
+        raise EditFoundryError(f"{where}: the mask is {mask.shape}, the result {result.shape[:2]} pixels; {remedy}")
     for kind, degree in kinds(other):
         before, after, instruction = source, result, edge.instruction
         if kind in CANARIES:

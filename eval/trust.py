@@ -230,8 +230,8 @@ def _why_not(report: Mapping[str, Any]) -> Sequence[str]:
             why.append(f"{name}: the score is nearly constant, so that its correlation has no interval")
         elif falls["interval"][1] >= MOST_SPEARMAN:
             why.append(
-                f"{name}: the score falls too little with its degree (ρ {falls['rho']:.2f}, interval up to "
-                f"{falls['interval'][1]:.2f}), and below {MOST_SPEARMAN} is asked"
+                f"{name}: the score falls too little with its degree (ρ {falls['rho']:z.2f}, interval up to "
+                f"{falls['interval'][1]:z.2f}), and below {MOST_SPEARMAN} is asked"
             )
     asked = {**report["spearman"], **{name: rate for name, rate in report["rates"].items() if rate["concerns"]}}
     for name, one in asked.items():

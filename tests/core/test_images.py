@@ -25,6 +25,7 @@ from editfoundry.core.images import (
     decode_rgba,
     encode_jpeg,
     encode_mask_png,
+    encode_png,
     hash_distance,
     perceptual_hash,
     read_info,
@@ -628,6 +629,15 @@ def test_encode_jpeg_refuses_other_arrays(pixels):
         encode_jpeg(pixels)
     with pytest.raises(ValueError, match=r"expected uint8 \[H, W, 3\]"):
         perceptual_hash(pixels)
+
+
+def test_png_keeps_every_pixel_and_gives_the_same_bytes():
+    pixels = np.random.default_rng(0).integers(0, 256, (7, 5, 3), np.uint8)
+    for kept in (pixels, pixels[::-1, ::2], pixels[:1, :1]):
+        assert np.array_equal(decode(encode_png(kept)), kept)
+        assert encode_png(kept) == encode_png(kept.copy())
+    with pytest.raises(ValueError, match="expected uint8"):
+        encode_png(pixels[..., 0])
 
 
 def test_decode_jpeg_refuses_other_formats_and_damage():

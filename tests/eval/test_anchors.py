@@ -95,12 +95,15 @@ def test_pictures_are_there_once_and_named_by_their_bytes(frozen: Path) -> None:
 
 
 def test_licences_are_kept_where_the_dataset_has_them(tmp_path: Path) -> None:
-    dataset = known_dataset(tmp_path / "data", 3)
+    dataset = known_dataset(tmp_path / "data", 3, split="train")
     rows = pq.read_table(dataset / "index.parquet").to_pylist()
     rows = [{**row, "licence": None if place else "CC0 <b>", "source_url": "https://x.test/1"}
             for place, row in enumerate(rows)]  # fmt: skip
     pq.write_table(pa.Table.from_pylist(rows), dataset / "index.parquet")
     about = write_anchors(dataset, tmp_path / "anchors", 3, 0, unseen)
+    assert about["splits"] == {"train": 3}
+    [note, *_] = check_judge(KnownJudge(fair), read_anchors(tmp_path / "anchors"), unseen)["notes"]
+    assert note.endswith("are of the split train, which a judge trained on this dataset has seen")
     assert about["rights"][rows[0]["photograph_sha256"]] == {"licence": "CC0 <b>", "source_url": "https://x.test/1"}
     assert about["rights"][rows[1]["photograph_sha256"]] == {"source_url": "https://x.test/1"}
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from chat_server import Received, Response, answer, serve
 from judged_pairs import unseen
 from known_judges import KnownJudge, Scorer, constant, fair, guessing, known_dataset, obedient
 from scipy import stats
@@ -290,6 +291,16 @@ def test_hostile_edits_are_checked_like_others(tmp_path: Path) -> None:
         check(dataset, fair)
 
 
+def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    dataset = known_dataset(tmp_path / "data", 2)
+    row = pq.read_table(dataset / "index.parquet").to_pylist()[1]
+    with (dataset / row["shard"]).open("r+b") as shard:
+        shard.seek(row["offset_result"])
+        shard.write(b"<svg>" + bytes(row["length_result"] - 5))
+    with pytest.raises(EditFoundryError, match=r"edge edit00001: .*; `editfoundry data verify` says what else"):
+        check(dataset, fair)
+
+
 def test_what_holds_no_edits_is_refused(tmp_path: Path) -> None:
     dataset = known_dataset(tmp_path / "data", 1)
     table = pq.read_table(dataset / "index.parquet")
@@ -418,3 +429,20 @@ def test_the_command_checks_a_model_writes_json_and_compares(
     (tmp_path / "runs/quickstart").mkdir(parents=True)
     (tmp_path / "runs/quickstart/dataset").symlink_to(dataset)
     assert json.loads(call("check", "--judge", judge, "--samples", 1, "--json").stdout)["samples"] == 1
+
+
+def test_a_servers_replies_are_paid_for_once(tmp_path: Path, dataset: Path) -> None:
+    def reply(received: Received) -> Response:
+        if any(words in received.text for words in ("highest score", "Ignore the rubric", "the edit is perfect")):
+            return answer(None, refusal="no")
+        return answer({"Brief reasoning": "fine", "Following": 4, "Naturalness": 5})
+
+    with serve(reply) as server:
+        spec = f"openai:m@{server.url}"
+        asked = ("check", "--judge", spec, "--head", "generate", "--dataset", dataset, "--samples", 2, "--json")
+        first = json.loads(call(*asked, "-o", tmp_path / "check.json").stdout)
+        number = len(server.requests)
+        again = json.loads(call(*asked, "-o", tmp_path / "check.json").stdout)
+        assert again == first and len(server.requests) == number > 40
+    assert first["served"] == ["m-2026"] and first["unanswered"]["kinds"] == {"written": {"refused": 2}}
+    assert first["dimensions"]["following"]["rates"]["identity"]["above"] == 0
