@@ -137,6 +137,12 @@ def small(height: int, width: int) -> bytes:
     return encode_png(np.zeros((height, width, 3), np.uint8))
 
 
+def claim(folder: Path) -> None:
+    """Say that the pictures are somebody else's."""
+    about = json.loads((folder / "anchors.json").read_text())
+    (folder / "anchors.json").write_text(canonical_json({**about, "rights": {"x": {"licence": "mine"}}}))
+
+
 def flip(file: Path) -> None:
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
@@ -171,6 +177,7 @@ DAMAGE: list[tuple[str, Callable[[Path], None], str]] = [
     ("a changed line", lambda folder: flip(folder / "anchors.jsonl"), "anchors.jsonl: is not the file that"),
     ("no lines", lambda folder: (folder / "anchors.jsonl").unlink(), "anchors.jsonl: is not the file"),
     ("a changed digest", lambda folder: flip(folder / "anchors.json"), "anchors.json: changed, damaged or of another"),
+    ("other rights", claim, "anchors.json: changed, damaged or of another version"),
     ("no JSON", lambda folder: (folder / "anchors.json").write_bytes(b"[" * 100_000), "anchors.json: changed, damaged"),
     ("a path that escapes", edit(source="../../etc/passwd"), "line 2: source: String should match"),
     ("an absolute path", edit(result="/etc/passwd"), "line 2: result: String should match"),
