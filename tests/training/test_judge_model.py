@@ -217,7 +217,7 @@ def test_a_judge_begins_with_the_middle_of_the_scale(checkpoint: Path, folder: P
 
 @pytest.mark.parametrize("order", ["compat", "fast"])
 def test_the_trainer_shows_what_inference_shows(
-    checkpoint: Path, folder: Path, shown: list[Any], order: Any, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, shown: list[Any], order: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Tokens and positions up to where the first score, the regression or the choice is read; and the same patches."""
     options = LocalJudgeOptions(
@@ -248,7 +248,5 @@ def test_the_trainer_shows_what_inference_shows(
 
 def pictures_of(part: Part) -> list[Any]:
     shown = part.shown
-    stored = (
-        (shown.source, shown.first, shown.second) if isinstance(shown, Choice) else (shown.source, shown.result)
-    )
+    stored = (shown.source, shown.first, shown.second) if isinstance(shown, Choice) else (shown.source, shown.result)
     return [decode(read(picture)) for picture in stored]

@@ -1,6 +1,7 @@
 """Readers of judged edits: what they give, what they refuse and where, and which photographs are kept apart."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,28 @@ def test_preferences_keep_which_result_was_chosen(folder: Path) -> None:
     choices = read("preferences", write_lines(folder / "p.jsonl", [preference(n) for n in range(3)])).choices
     assert [choice.preferred for choice in choices] == ["first", "tie", "second"]
     assert choices[1].second.path == folder / "1-second.jpg"
-    assert choices[0].photograph == look(folder / "0-source.jpg").fingerprint
+    assert choices[0].photograph == look(folder / "0-source.jpg").digest
+
+
+def test_photographs_have_the_names_that_a_file_gives_them(folder: Path, tmp_path: Path) -> None:
+    """So edits of one photograph stay together in several sources, a dataset's with those that people rated."""
+    dataset = write_judged_dataset(tmp_path / "data", edits(1), [{"following": 5.0, "naturalness": 4.0}])
+    [edge] = read("verification", dataset).records
+    [rated] = read("ratings", write_lines(folder / "r.jsonl", [rating(0, photograph=edge.photograph)])).records
+    assert rated.photograph == edge.photograph
+
+
+def test_a_record_is_the_same_wherever_its_folder_lies(folder: Path, tmp_path: Path) -> None:
+    write_lines(folder / "r.jsonl", [rating(n) for n in range(3)])
+    write_judged_dataset(folder / "data", edits(2), [{"following": 5.0, "naturalness": 4.0}] * 2)
+    sources = (("ratings", "r.jsonl"), ("verification", "data"))
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(folder, moved)
+    before, after = ([repr(read(kind, at / file).records) for kind, file in sources] for at in (folder, moved))
+    assert before == after
+    (moved / "0-first.jpg").write_bytes((moved / "1-first.jpg").read_bytes() + b"\0")
+    look.cache_clear()  # a run looks at a file once
+    assert repr(read("ratings", moved / "r.jsonl").records) != before[0]
 
 
 def test_verdicts_of_the_data_engine_are_read_from_a_datasets_index(tmp_path: Path) -> None:
@@ -284,9 +306,9 @@ def test_pictures_are_known_by_their_header_and_copies_by_their_bytes(tmp_path: 
     late = data[:2] + b"".join(b"\xff\xe1\xff\xff" + bytes(65533) for _ in range(2)) + data[2:]
     (tmp_path / "late.jpg").write_bytes(late)  # the size stands after more than HEAD_BYTES
     found = {name: look(tmp_path / f"{name}.jpg") for name in ("a", "b", "c", "late")}
-    assert {one.picture.size for one in found.values()} == {(400, 300)} == {decode(late).shape[:2]}
-    assert found["a"].fingerprint == found["b"].fingerprint
-    assert len({one.fingerprint for one in found.values()}) == 3
+    assert {one.size for one in found.values()} == {(400, 300)} == {decode(late).shape[:2]}
+    assert found["a"].digest == found["b"].digest
+    assert len({one.digest for one in found.values()}) == 3
     with pytest.raises(BadPicture, match="no file of"):
         look(tmp_path / "none.jpg")
 

@@ -3,7 +3,6 @@
 import os
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,16 +25,9 @@ class BadPicture(EditFoundryError):
     """A picture that cannot be used; names the file, and the record where that is known."""
 
 
-class Found(NamedTuple):
-    """A file's picture. fingerprint: hash of the file's length and its beginning; copies under other names share it."""
-
-    picture: PictureRef
-    fingerprint: str
-
-
 @lru_cache(maxsize=4096)
-def look(path: Path) -> Found:
-    """The picture in a file, by its header. Raises BadPicture."""
+def look(path: Path) -> PictureRef:
+    """The picture in a file, by its header; copies under other names share its digest. Raises BadPicture."""
     try:
         size = path.stat().st_size if path.is_file() else 0
         if not size or size > MAX_BYTES:
@@ -48,7 +40,8 @@ def look(path: Path) -> Found:
                 info = read_info(head + file.read())
     except (ImageError, OSError) as error:
         raise BadPicture(f"{_name(path)}: {one_line(str(error), 200)}") from error
-    return Found(PictureRef(path, (info.height, info.width)), sha256(f"{size}\0".encode() + head))
+    digest = sha256(f"{size}\0".encode() + head)
+    return PictureRef(path, (info.height, info.width), digest=digest)
 
 
 class Pictures:

@@ -1,19 +1,23 @@
 """Judged edits, from whatever file they came: what the trainer learns from. Pictures are named here, not read."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 
 @dataclass(frozen=True)
 class PictureRef:
-    """A picture's bytes: a file, or `length` bytes from `offset` of one (a member of a shard). size: height, width."""
+    """A picture's bytes: a file, or `length` bytes from `offset` of one (a member of a shard). size: height, width.
 
-    path: Path
+    digest: of the bytes, or of their beginning and number. `repr` tells which picture it is, wherever its folder lies.
+    """
+
+    path: Path = field(repr=False)
     size: tuple[int, int]
     offset: int = 0
     length: int = 0
+    digest: str = ""
 
 
 @dataclass(frozen=True)

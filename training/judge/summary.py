@@ -8,6 +8,7 @@ from rich.console import Console
 from editfoundry.core.hashing import canonical_json
 from editfoundry.models.checkpoint import checkpoint_path
 from editfoundry.models.judge.folder import read_settings
+from editfoundry.training.judge.balance import nearest
 from editfoundry.training.judge.trainer import JudgeTrainer
 from editfoundry.training.parameters import precision
 from editfoundry.training.sharding import engine_kind
@@ -20,10 +21,10 @@ def describe(trainer: JudgeTrainer) -> dict[str, Any]:
     """Batches, data, and parameters of a run, as plain values."""
     config, accelerator = trainer.config, trainer.accelerator
     settings = read_settings(checkpoint_path(config.model))
-    given: dict[str, Counter[str]] = {}
+    given: dict[str, Counter[int]] = {}
     for record in trainer.train.records:
         for key, score in record.scores.items():
-            given.setdefault(key, Counter())[f"{round(score)}"] += 1
+            given.setdefault(key, Counter())[nearest(score)] += 1
     parameters = list(trainer.model.parameters())
     return {
         "name": config.name,
@@ -42,7 +43,7 @@ def describe(trainer: JudgeTrainer) -> dict[str, Any]:
         "kept_for_validation": len(trainer.kept.records) + len(trainer.kept.choices),
         "left_out": dict(trainer.judged.left_out),
         "left_out_records": trainer.judged.listed,
-        "scores": {key: dict(sorted(counts.items())) for key, counts in sorted(given.items())},
+        "scores": {key: {str(one): counts[one] for one in sorted(counts)} for key, counts in sorted(given.items())},
         "sequences": len(trainer.plan.parts),
         "tokens_per_row": config.data.pack,
         "fill": round(trainer.order.fill(), 4),

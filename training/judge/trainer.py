@@ -10,7 +10,7 @@ from accelerate.utils import send_to_device
 from torch import Tensor
 
 from editfoundry.core.errors import UsageError
-from editfoundry.core.hashing import canonical_json, sha256
+from editfoundry.core.hashing import fingerprint, sha256
 from editfoundry.models.checkpoint import checkpoint_digest
 from editfoundry.models.judge.encode import PromptEncoder
 from editfoundry.models.judge.rubric import load_rubric
@@ -63,8 +63,8 @@ class JudgeTrainer(TrainingLoop[Row]):
         self.order = RowOrder(self.plan.items, data.pack, config.global_batch, config.seed)
         dimensions = self.rubric.section(self.rubric.types[0]).dimensions
         self.alphabet = Alphabet(self.builder.layout(dimensions), tuple(self.builder.choice_ids))
-        content = [[repr(one) for one in side] for side in self.train] + [self.rubric.digest]
-        self.origin = {"data": sha256(canonical_json(content)), "model": base}
+        digests = [[sha256(repr(one)) for one in side] for side in self.train]
+        self.origin = {"data": fingerprint(digests, self.rubric.digest), "model": base}
 
     def prepare(self) -> None:
         """Build what trains and what validates, and take up the newest checkpoint."""

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from editfoundry.core.errors import EditFoundryError, ImageError, UsageError
-from editfoundry.core.hashing import sha256
 from editfoundry.core.text import one_line
 from editfoundry.data_engine.readers.records import parse, spans
 from editfoundry.models.judge.rubric import Rubric
 from editfoundry.training.judge.config import Source
-from editfoundry.training.judge.pictures import BadPicture, Found, look
+from editfoundry.training.judge.pictures import BadPicture, look
 from editfoundry.training.judge.records import PictureRef
 from editfoundry.training.judge.sources.judged import BadRecord
 
@@ -64,24 +63,6 @@ class Entry:
 
     def picture(self, name: str) -> PictureRef:
         """The picture that a field names."""
-        return self._found(name).picture
-
-    def photograph(self) -> str:
-        """Which photograph the edit began with: the field `photograph`, else told by the bytes of the source."""
-        if self.has("photograph"):
-            return sha256(self.text("photograph"))
-        return self._found("source").fingerprint
-
-    def _words(self, name: str, value: Any) -> str:
-        if not isinstance(value, str) or not value.strip():
-            raise BadRecord(f"{self.where}: {name}: expected text")
-        try:
-            value.encode()
-        except UnicodeEncodeError as error:
-            raise BadRecord(f"{self.where}: {name}: not valid Unicode") from error
-        return value
-
-    def _found(self, name: str) -> Found:
         path = Path(os.path.normpath(self._folder / self.text(name)))
         if not path.is_relative_to(self._folder):
             raise BadRecord(
@@ -92,6 +73,19 @@ class Entry:
             return look(path)
         except BadPicture as error:
             raise BadRecord(f"{self.where}: {name}: {error}") from error
+
+    def photograph(self) -> str:
+        """Which photograph the edit began with: the field `photograph`, else told by the bytes of the source."""
+        return self.text("photograph") if self.has("photograph") else self.picture("source").digest
+
+    def _words(self, name: str, value: Any) -> str:
+        if not isinstance(value, str) or not value.strip():
+            raise BadRecord(f"{self.where}: {name}: expected text")
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise BadRecord(f"{self.where}: {name}: not valid Unicode") from error
+        return value
 
 
 def json_records(source: Source, key: str) -> Iterator[tuple[str, Any]]:

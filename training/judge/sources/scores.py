@@ -42,7 +42,7 @@ def record(entry: Entry, id: str, type: str, scores: dict[str, float], source: S
         type=type,
         scores=scores,
         photograph=entry.photograph(),
-        group=sha256(b"\0".join([bytes(shown.path), type.encode(), instruction.encode()])),
+        group=sha256("\0".join([shown.digest, type, instruction])),
         reason=reason,
         weight=source.weight,
     )

@@ -67,6 +67,6 @@ def edge_record(
 
 
 def span(edge: Edge, member: str, size: tuple[int, int]) -> PictureRef:
-    """Where a member's bytes lie."""
+    """A member's picture."""
     path, offset, length = edge.span(member)
-    return PictureRef(path, size, offset, length)
+    return PictureRef(path, size, offset, length, str(edge.row.get(f"{member}_sha256") or ""))
