@@ -15,7 +15,7 @@ from editfoundry.core.chat.messages import MAX_ALTERNATIVES, Answered, ChatReque
 from editfoundry.core.chat.wire import pixel_hash
 from editfoundry.core.config import Config
 from editfoundry.core.errors import ConfigError
-from editfoundry.models.judge.logprobs import TEN, Unread, choice, read_choice, read_scores
+from editfoundry.models.judge.logprobs import Unread, choice, read_choice, read_scores
 from editfoundry.models.judge.parser import Misread, parse_reason, parse_reply
 from editfoundry.models.judge.preference import preference
 from editfoundry.models.judge.rubric import (
@@ -76,26 +76,20 @@ class ApiJudge:
         self.rubric: Rubric = load_rubric(options.rubric)
         self.served: frozenset[str] = frozenset()
         self._expects = options.head == "expected"
-        scale = self.rubric.scale
-        if self._expects and not 0 <= scale.low < scale.high <= TEN:
-            raise ConfigError(
-                f"rubric {self.rubric.name}: expected scores are read on scales from 0 to {TEN} at most, not "
-                f"{scale.low} to {scale.high}; use --head generate"
-            )
+        if self._expects:
+            self.rubric.scale.require_digits()
         self._client: ChatClient | None = None
         self._watch = Watch(options)
         self._shows = False
 
     def provenance(self) -> dict[str, Any]:
         """What a score depends on; see `EditJudge`. The address holds no secret, since `Endpoint` takes none."""
-        options, rubric = self.options, self.rubric
+        options = self.options
         return {
             "kind": "api",
             **options.model_dump(include=set(DECISIVE), mode="json"),
             "url": options.url,
-            "rubric": {
-                "name": rubric.name, "version": rubric.version, "digest": rubric.digest, "pinned": rubric.pinned,
-            },
+            "rubric": self.rubric.provenance(),
             "head": options.head,
             "steps": options.steps if self._expects else None,
             "order": options.order,
@@ -103,7 +97,7 @@ class ApiJudge:
             "temperature": 0,
             "max_tokens": options.max_tokens,
             "alternatives": options.alternatives if self._expects else None,
-        }  # fmt: skip
+        }
 
     def load(self) -> None:
         """Open the client, unless that is done. Raises BadApiKey for a key that is named and not set."""

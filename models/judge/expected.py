@@ -33,6 +33,20 @@ class ScoreTokens:
         """The tokens of a score."""
         return [self.digits[int(digit)] for digit in str(score)]
 
+    def written(self, place: int, first: Tensor, after_one: Tensor | None, end: Sequence[int]) -> int:
+        """The score that greedy decoding writes at a place of the reply when held to its form: the most probable digit;
+
+        10 where that is 1 and a 0 is more probable after it than what goes on from there.
+
+        first, after_one: logits [vocabulary], as for `distribution`. end: tokens that end a reply.
+        """
+        low, high = self.scale.low, min(self.scale.high, 9)
+        score = low + int(first[list(self.digits[low : high + 1])].argmax())
+        if after_one is None or score != 1:
+            return score
+        further = [self.pieces[place + 1][0]] if place + 1 < len(self.pieces) else list(end)
+        return TEN if bool(after_one[self.digits[0]] > after_one[further].max()) else 1
+
     def distribution(self, first: Tensor, after_one: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Probabilities [B, values] that sum to 1, lowest value first, and what all other tokens had before that, [B].
 
@@ -60,13 +74,11 @@ class ScoreTokens:
 def score_tokens(tokenise: Callable[[str], list[int]], dimensions: Sequence[Dimension], scale: Scale) -> ScoreTokens:
     """How `tokenise` writes a reply of these dimensions.
 
-    Raises EditFoundryError for a scale beyond 0 to 10, and when the tokens of a reply are not its labels' tokens with
-    the digits' tokens between them, whatever the scores: then no single place holds a score.
+    Raises ConfigError for a scale with other scores of two digits than 10, EditFoundryError when the tokens of a reply
+    are not its labels' tokens with the digits' tokens between them, whatever the scores: then no single place holds a
+    score.
     """
-    if not 0 <= scale.low < scale.high <= TEN or not dimensions:
-        raise EditFoundryError(
-            f"expected scores are read on scales from 0 to 10 at most, not {scale.low} to {scale.high}"
-        )
+    scale.require_digits()
     digits = [tokenise(str(digit)) for digit in range(10)]
     if any(len(tokens) != 1 for tokens in digits):
         raise EditFoundryError("the tokenizer does not write every digit as one token; use --head generate")

@@ -1,6 +1,6 @@
 """The judge in this process: Qwen2.5-VL through transformers, with the work that questions share done once."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from editfoundry.models.judge.parser import Misread, parse_reason, parse_reply
 from editfoundry.models.judge.preference import preference
 from editfoundry.models.judge.prefix import Branches, Counts, Features, Prefill, Question
 from editfoundry.models.judge.rubric import CHOICES, REASON, Dimension, Prompt, Rubric, Slot, load_rubric
+from editfoundry.models.judge.shown import Shown, TooLong
 from editfoundry.models.judge.types import Case, Comparison, Head, Order, Preference, Scored, Steps
 from editfoundry.models.language.local import ChatModelOptions, Resident, resident
 from editfoundry.models.protocols import Image, Unanswered
@@ -27,7 +28,6 @@ from editfoundry.models.protocols import Image, Unanswered
 FEATURE_BYTES = 1 << 29
 """Encoded pictures that are kept, in bytes."""
 LONGEST_REASON = 300
-CONTEXT_KEY = "max_position_embeddings"
 
 
 class LocalJudgeOptions(ChatModelOptions):
@@ -65,6 +65,8 @@ class LocalJudge:
             raise UsageError(f"max_pixels {options.max_pixels} is below min_pixels {options.min_pixels}")
         self.options = options
         self.rubric: Rubric = load_rubric(options.rubric)
+        if options.head == "expected" or (options.head == "generate" and options.order == "fast"):
+            self.rubric.scale.require_digits()
         self.counts = Counts()
         self._resident: Resident | None = None
 
@@ -81,7 +83,7 @@ class LocalJudge:
             "trained": settings is not None,
             "miniature": settings is not None and settings.miniature,
             "dtype": options.dtype,
-            "rubric": {"name": self.rubric.name, "version": self.rubric.version, "digest": self.rubric.digest},
+            "rubric": self.rubric.provenance(),
             "head": options.head,
             "steps": options.steps if options.head == "expected" else None,
             "order": options.order,
@@ -100,6 +102,7 @@ class LocalJudge:
         self.encoder = PromptEncoder(
             held.processor, held.model.config, options.min_pixels, options.max_pixels, held.control_tokens
         )
+        self._most = int(held.model.config.text_config.max_position_embeddings)
         features = Features(held.model.model, FEATURE_BYTES, self.counts)
         self._prefill = Prefill(held.model.model, features, self.counts, options.batch, options.share)
         self._regression: dict[str, Tensor] = {}
@@ -115,13 +118,13 @@ class LocalJudge:
         than the model reads, Unanswered(too_long). Raises UsageError for a type that the rubric does not know.
         """
         self.load()
-        shown = _Shown(self)
+        shown = Shown(self.encoder, self._most)
         results: dict[int, Scored | Unanswered] = {}
         asked: list[Asked] = []
         for number, case in enumerate(cases):
             prompt = self.rubric.prompt(case.type, case.instruction, self.options.order)
             try:
-                asked += self._ask(number, case, prompt, shown)
+                asked += list(self._ask(number, case, prompt, shown))
             except (UnfitPicture, TooLong) as error:
                 results[number] = Unanswered("failed", error.reason, str(error))
         read = {"expected": self._expected, "generate": self._generated, "regression": self._regressed}
@@ -132,7 +135,7 @@ class LocalJudge:
     def prefer(self, comparisons: Sequence[Comparison]) -> list[Preference | Unanswered]:
         """One preference per comparison, in order: the mean over both orders of showing the results."""
         self.load()
-        shown, results = _Shown(self), dict[int, Preference | Unanswered]()
+        shown, results = Shown(self.encoder, self._most), dict[int, Preference | Unanswered]()
         asked: list[Asked] = []
         for number, one in enumerate(comparisons):
             pictures: dict[Slot, Image] = {"source": one.source, "first": one.first, "second": one.second}
@@ -153,7 +156,7 @@ class LocalJudge:
             results[number] = preference(shares[number, 0], shares[number, 1])
         return [results[number] for number in range(len(comparisons))]
 
-    def _ask(self, number: int, case: Case, prompt: Prompt, shown: "_Shown") -> Iterator[Asked]:
+    def _ask(self, number: int, case: Case, prompt: Prompt, shown: Shown) -> Iterator[Asked]:
         """The questions about one case; a forced beginning of the reply is part of them."""
         pictures: dict[Slot, Image] = {"source": case.source, "result": case.result}
         options, dimensions = self.options, self.rubric.section(case.type).dimensions
@@ -170,17 +173,16 @@ class LocalJudge:
             begun = self.encoder.reply_ids(REASON)
         yield Asked(number, None, shown.question(prompt, pictures, begun))
 
-    def _expected(
-        self, cases: Sequence[Case], asked: Sequence[Asked], shown: "_Shown"
-    ) -> dict[int, Scored | Unanswered]:
+    def _expected(self, cases: Sequence[Case], asked: Sequence[Asked], shown: Shown) -> dict[int, Scored | Unanswered]:
         found: dict[int, dict[int, tuple[list[float], float]]] = {}
         for branches in self._run(asked, shown):
             mine = [asked[member] for member in branches.members]
             if self.options.steps == "independent":
-                tokens = [self._alone(self._dimensions(cases, one)[int(one.dimension or 0)]) for one in mine]
-                self._note(
-                    found, mine, [int(one.dimension or 0) for one in mine], *self._distribution(branches, tokens)
-                )
+                places = [int(one.dimension or 0) for one in mine]
+                tokens = [
+                    self._alone(self._dimensions(cases, one)[place]) for one, place in zip(mine, places, strict=True)
+                ]
+                self._note(found, mine, places, *tokens[0].distribution(*self._score_logits(branches, tokens, 0)))
                 continue
             self._chain(branches, mine, [self._tokens_of(self._dimensions(cases, one)) for one in mine], found)
         return {number: self._scored(cases[number], by_place) for number, by_place in found.items()}
@@ -192,7 +194,8 @@ class LocalJudge:
         tokens: Sequence[ScoreTokens],
         found: dict[int, dict[int, tuple[list[float], float]]],
     ) -> list[list[int]]:
-        """Read score after score of one reply, each after the most probable ones before it; gives those by row."""
+        """Read score after score of one reply, each after the written ones before it; gives those by row."""
+        assert self._resident is not None
         chosen: list[list[int]] = [[] for _ in mine]
         for place in range(max(len(one.pieces) for one in tokens)):
             if place:
@@ -200,28 +203,33 @@ class LocalJudge:
                     [*one.value(picked[-1]), *one.pieces[place]] if place < len(one.pieces) else []
                     for one, picked in zip(tokens, chosen, strict=True)
                 ])  # fmt: skip
-            probabilities, uncovered = self._distribution(branches, tokens)
+            first, after_one = self._score_logits(branches, tokens, place)
+            probabilities, uncovered = tokens[0].distribution(first, after_one)
             rows = [row for row, one in enumerate(tokens) if place < len(one.pieces)]
             for row in rows:
-                best = int(probabilities[row].argmax())
-                chosen[row].append(tokens[row].scale.low + best)
+                second = None if after_one is None else after_one[row]
+                chosen[row].append(tokens[row].written(place, first[row], second, self._resident.end))
             self._note(found, [mine[row] for row in rows], [place] * len(rows), probabilities[rows], uncovered[rows])
         return chosen
 
-    def _distribution(self, branches: Branches, tokens: Sequence[ScoreTokens]) -> tuple[Tensor, Tensor]:
-        """Probabilities [B, values] and uncovered mass [B] of the score that stands next on each branch."""
-        logits, after_one = self._logits(branches), None
-        if tokens[0].two_steps:
-            hidden, mask, following = branches.hidden, branches.mask, branches.following
-            self._prefill.extend(branches, [[one.digits[1]] for one in tokens])
-            after_one = self._logits(branches)
-            branches.cache.crop(1)
-            branches.hidden, branches.mask, branches.following = hidden, mask, following
-        return tokens[0].distribution(logits, after_one)
+    def _score_logits(
+        self, branches: Branches, tokens: Sequence[ScoreTokens], place: int
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits [B, vocabulary] of the score that stands next on each branch and, on a scale to 10, of what follows a
 
-    def _generated(
-        self, cases: Sequence[Case], asked: Sequence[Asked], shown: "_Shown"
-    ) -> dict[int, Scored | Unanswered]:
+        1 there, which is read and forgotten.
+        """
+        first = self._logits(branches)
+        if not tokens[0].two_steps:
+            return first, None
+        hidden, mask, following = branches.hidden, branches.mask, branches.following
+        self._prefill.extend(branches, [[one.digits[1]] if place < len(one.pieces) else [] for one in tokens])
+        after_one = self._logits(branches)
+        branches.cache.crop(-1)
+        branches.hidden, branches.mask, branches.following = hidden, mask, following
+        return first, after_one
+
+    def _generated(self, cases: Sequence[Case], asked: Sequence[Asked], shown: Shown) -> dict[int, Scored | Unanswered]:
         results: dict[int, Scored | Unanswered] = {}
         for branches in self._run(asked, shown):
             mine = [asked[member] for member in branches.members]
@@ -250,7 +258,7 @@ class LocalJudge:
         assert self._resident is not None
         written: list[list[int]] = [[] for _ in branches.members]
         going = set(range(len(written)))
-        for _ in range(self.options.max_new_tokens):
+        for step in range(1, self.options.max_new_tokens + 1):
             following = self._logits(branches).argmax(-1).tolist()
             for row in sorted(going):
                 ends = following[row] in self._resident.end or (until_line and "\n" in self._text([following[row]]))
@@ -258,8 +266,8 @@ class LocalJudge:
                     going.discard(row)
                 else:
                     written[row].append(following[row])
-            if not going:
-                break
+            if not going or (step == self.options.max_new_tokens and not until_line):
+                break  # what is last is read only where something follows
             self._prefill.extend(branches, [[written[row][-1]] if row in going else [] for row in range(len(written))])
         texts = [self._text(tokens) for tokens in written]
         return [None if row in going and not until_line else text for row, text in enumerate(texts)]
@@ -274,13 +282,13 @@ class LocalJudge:
         scores = {dimension.key: float(read[dimension.key]) for dimension in dimensions}
         return Scored(scores, reason=parse_reason(reply, dimensions), reply=reply)
 
-    def _regressed(
-        self, cases: Sequence[Case], asked: Sequence[Asked], shown: "_Shown"
-    ) -> dict[int, Scored | Unanswered]:
+    def _regressed(self, cases: Sequence[Case], asked: Sequence[Asked], shown: Shown) -> dict[int, Scored | Unanswered]:
         results: dict[int, Scored | Unanswered] = {}
         for branches in self._run(asked, shown):
-            out = torch.nn.functional.linear(
-                branches.hidden.float(), self._regression["weight"], self._regression["bias"]
+            out = self._finite(
+                torch.nn.functional.linear(
+                    branches.hidden.float(), self._regression["weight"], self._regression["bias"]
+                )
             )
             means, deviations = out[:, :DIMENSIONS].double(), (out[:, DIMENSIONS:] / 2).exp().double()
             for member, mean, deviation in zip(branches.members, means.tolist(), deviations.tolist(), strict=True):
@@ -291,15 +299,17 @@ class LocalJudge:
                 )
         return results
 
-    def _run(self, asked: Sequence[Asked], shown: "_Shown") -> Iterator[Branches]:
+    def _run(self, asked: Sequence[Asked], shown: Shown) -> Iterator[Branches]:
         """The questions' ends, in batches of one kind of reply."""
         self._prefill.patches = shown.patches
         return self._prefill.run([one.question for one in asked])
 
-    def _scored(self, case: Case, by_place: dict[int, tuple[list[float], float]]) -> Scored:
+    def _scored(self, case: Case, by_place: dict[int, tuple[list[float], float]]) -> Scored | Unanswered:
         keys = [dimension.key for dimension in self.rubric.section(case.type).dimensions]
         values = list(self.rubric.scale.values)
         probabilities = {key: tuple(by_place[place][0]) for place, key in enumerate(keys)}
+        if unread := [key for key, row in probabilities.items() if not any(row)]:
+            return Unanswered("failed", "uncovered", f"the model gives no value of {unread[0]} any probability")
         scores = {
             key: sum(p * value for p, value in zip(row, values, strict=True)) for key, row in probabilities.items()
         }
@@ -336,7 +346,15 @@ class LocalJudge:
     def _logits(self, branches: Branches) -> Tensor:
         assert self._resident is not None
         logits: Tensor = self._resident.model.lm_head(branches.hidden)
-        return logits.float()
+        return self._finite(logits.float())
+
+    def _finite(self, out: Tensor) -> Tensor:
+        if not bool(torch.isfinite(out).all()):
+            raise EditFoundryError(
+                f"{self.options.checkpoint}: the model's output is not finite; its weights are damaged, or too large "
+                f"for float16: use --dtype bfloat16 or float32"
+            )
+        return out
 
     def _text(self, tokens: list[int]) -> str:
         text: str = self.encoder.tokenizer.decode(tokens, skip_special_tokens=True)
@@ -350,40 +368,3 @@ class LocalJudge:
 
     def _folder(self) -> Path:
         return checkpoint_path(self.options.checkpoint)
-
-
-class TooLong(EditFoundryError):
-    """A question with more tokens than the model reads."""
-
-    reason = "too_long"
-
-
-class _Shown:
-    """The pictures of one call, by digest."""
-
-    def __init__(self, judge: LocalJudge) -> None:
-        self._encoder = judge.encoder
-        assert judge._resident is not None
-        self._most = int(getattr(judge._resident.model.config.text_config, CONTEXT_KEY))
-        self._pictures: dict[str, Image] = {}
-        self._digests: dict[int, str] = {}
-        self.patches: Callable[[str], Any] = lambda digest: self._encoder.patches(self._pictures[digest])
-
-    def question(self, prompt: Prompt, pictures: dict[Slot, Image], begun: Sequence[int] = ()) -> Question:
-        """A prompt with its pictures, followed by the tokens that its reply has to begin with."""
-        grids = {slot: self._encoder.grid(*picture.shape[:2]) for slot, picture in pictures.items()}
-        tokens = self._encoder.tokens(prompt, grids)
-        ids = torch.cat([tokens.ids, torch.tensor(list(begun), dtype=torch.int64)])
-        if len(ids) > self._most:
-            raise TooLong(f"the question has {len(ids)} tokens, the model reads {self._most}; lower --max-pixels")
-        after = tokens.positions.max() + 1 + torch.arange(len(begun))
-        positions = torch.cat([tokens.positions, after.expand(3, -1)], 1)
-        digests = [self._digest(pictures[slot]) for slot in tokens.pictures]
-        return Question.of(ids, positions, digests, self._encoder.image_token)
-
-    def _digest(self, picture: Image) -> str:
-        known = self._digests.get(id(picture))
-        if known is None:
-            known = self._digests[id(picture)] = self._encoder.digest(picture)
-            self._pictures[known] = picture
-        return known

@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, StringConstraints
 
 from editfoundry.core.config import Config, read_yaml, validate
-from editfoundry.core.errors import UsageError
+from editfoundry.core.errors import ConfigError, UsageError
 from editfoundry.core.hashing import sha256
 from editfoundry.core.text import one_line
 from editfoundry.models.judge.types import Order
@@ -54,6 +54,14 @@ class Scale:
     def values(self) -> range:
         """All scores, lowest first."""
         return range(self.low, self.high + 1)
+
+    def require_digits(self) -> None:
+        """Raise ConfigError unless a score is known by its first digit and, where that is 1, by whether 0 follows."""
+        if not (self.high <= 9 or (self.high == 10 and self.low <= 1)):
+            raise ConfigError(
+                f"expected scores are read on scales up to 9, and from 0 or 1 to 10, not from {self.low} to "
+                f"{self.high}; use --head generate"
+            )
 
 
 @dataclass(frozen=True)
@@ -174,6 +182,10 @@ class Rubric:
     def types(self) -> tuple[str, ...]:
         """Edit types with a section."""
         return tuple(self.sections)
+
+    def provenance(self) -> dict[str, str | int | bool]:
+        """What names this rubric in the provenance of a score."""
+        return {"name": self.name, "version": self.version, "digest": self.digest, "pinned": self.pinned}
 
     def section(self, type: str) -> Section:
         """The section of an edit type, by our name or by another project's. Raises UsageError naming the known ones."""
