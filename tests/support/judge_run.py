@@ -9,6 +9,7 @@ from training_run import merged
 from editfoundry.core.hashing import canonical_json
 from editfoundry.training.judge.config import JudgeTrainConfig
 from editfoundry.training.judge.trainer import JudgeTrainer
+from editfoundry.training.rundir import held
 from editfoundry.training.sharding import make_accelerator
 
 MODULE = "editfoundry.training.train_judge"
@@ -68,9 +69,11 @@ def write_judge_settings(folder: Path, plain: dict[str, Any], name: str = "train
 
 
 def judge_in_process(plain: dict[str, Any], run: Path) -> JudgeTrainer:
-    """A trainer that is ready to fit, in this process."""
+    """A trainer that is ready to fit, in this process; its settings are written, but no folder is refused."""
     config = JudgeTrainConfig.model_validate(plain)
     run.mkdir(parents=True, exist_ok=True)
+    with held(run, config):
+        pass
     trainer = JudgeTrainer(config, run, make_accelerator(project_dir=run))
     trainer.prepare()
     return trainer

@@ -1,5 +1,6 @@
 """Training runs of the tiny editor on drawn scenes: in this process, in a fork that can be killed, or launched."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 from editfoundry.core.hashing import canonical_json
 from editfoundry.training.config import TrainConfig
 
+EDITOR = "editfoundry.training.train_editor"
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
@@ -59,7 +61,7 @@ def write_settings(folder: Path, plain: Mapping[str, Any], name: str = "train") 
     return path
 
 
-def forked(config: Path, run: Path, before: Callable[[], None] = lambda: None) -> int:
+def forked(config: Path, run: Path, before: Callable[[], None] = lambda: None, module: str = EDITOR) -> int:
     """Start training in a forked child, which is quick to start, and return its pid."""
     pid = os.fork()
     if pid:
@@ -72,10 +74,10 @@ def forked(config: Path, run: Path, before: Callable[[], None] = lambda: None) -
         before()
         from editfoundry.core.errors import EditFoundryError
         from editfoundry.core.failures import report_failure
-        from editfoundry.training.train_editor import parse, train
 
+        trainer = importlib.import_module(module)
         try:
-            train(parse([str(config), "-o", str(run)]))
+            trainer.train(trainer.parse([str(config), "-o", str(run)]))
             code = 0
         except EditFoundryError as error:
             code = report_failure(error)
@@ -111,6 +113,7 @@ def launched(
     processes: int = 2,
     environment: Mapping[str, str] = {},
     timeout: float = 300,
+    module: str = EDITOR,
 ) -> subprocess.CompletedProcess[str]:
     """Train with torchrun, as `editfoundry train editor` does on a CPU."""
     command = [
@@ -123,7 +126,7 @@ def launched(
         "0",
         "--standalone",
         "-m",
-        "editfoundry.training.train_editor",
+        module,
         str(config),
         "-o",
         str(run),

@@ -42,7 +42,7 @@ def outputs(**given: torch.Tensor) -> Outputs:
 
 def loss(name: str, found: Outputs, wanted: Row, scale: ScoreTokens | None = None) -> float:
     heads = Heads(**{"expected": 0, name: 2})
-    made = losses(found, wanted, heads, Alphabet(scale or tokens(1, 5), CHOICES))
+    made = losses(found, wanted, heads, Alphabet(scale or tokens(1, 5), CHOICES, ()))
     assert set(made) == {name}
     return float(made[name])
 

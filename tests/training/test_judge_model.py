@@ -71,7 +71,7 @@ def short_builder(checkpoint: Path, order: Any = "compat") -> RowBuilder:
 
 
 def alphabet(builder: RowBuilder) -> Alphabet:
-    return Alphabet(builder.layout(builder.rubric.section("add").dimensions), tuple(builder.choice_ids))
+    return Alphabet(builder.layout(builder.rubric.section("add").dimensions), tuple(builder.choice_ids), ())
 
 
 def joined(outputs: list[Outputs]) -> Outputs:

@@ -21,10 +21,11 @@ HEADS = ("generate", "expected", "regression", "ranking", "preference")
 
 @dataclass(frozen=True)
 class Alphabet:
-    """Tokens of the digits 0 to 9, of the answers to a comparison, and the scale."""
+    """Tokens of the digits 0 to 9 with the scale, of the answers to a comparison, and those that end a reply."""
 
     digits: ScoreTokens
     choices: tuple[int, ...]
+    end: tuple[int, ...]
 
 
 def losses(outputs: Outputs, row: Row, heads: Heads, alphabet: Alphabet) -> dict[str, Tensor]:

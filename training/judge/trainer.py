@@ -62,7 +62,7 @@ class JudgeTrainer(TrainingLoop[Row]):
             raise UsageError("data.sources: nothing in them for the heads that have a weight, once some is kept apart")
         self.order = RowOrder(self.plan.items, data.pack, config.global_batch, config.seed)
         dimensions = self.rubric.section(self.rubric.types[0]).dimensions
-        self.alphabet = Alphabet(self.builder.layout(dimensions), tuple(self.builder.choice_ids))
+        self.alphabet = Alphabet(self.builder.layout(dimensions), tuple(self.builder.choice_ids), held.end)
         digests = [[sha256(repr(one)) for one in side] for side in self.train]
         self.origin = {"data": fingerprint(digests, self.rubric.digest), "model": base}
 

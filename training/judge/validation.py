@@ -1,7 +1,7 @@
 """How a judge in training agrees with the given scores, on photographs that it does not train on.
 
-Scores are read as inference reads them: each after the most probable ones before it, never after the given ones. So
-there is one pass over the edits for each dimension.
+Scores are read as inference reads them: each after those that the judge writes before it, never after the given ones.
+So there is one pass over the edits for each dimension.
 """
 
 import time
@@ -18,6 +18,7 @@ from scipy import stats
 
 from editfoundry.core.hashing import seed_for
 from editfoundry.models.judge.folder import DIMENSIONS
+from editfoundry.models.judge.rubric import Dimension
 from editfoundry.training.judge.batch import Row
 from editfoundry.training.judge.config import Heads
 from editfoundry.training.judge.losses import Alphabet
@@ -32,7 +33,7 @@ Forward = Callable[[Row], Outputs]
 Found = tuple[str, int, list[float]]
 """What a row says of a record or comparison, by id: which of several things, and its numbers."""
 MEANS = -1
-"""The thing said that is the regression's means; the others are distributions, by dimension."""
+"""The thing said that is the regression's means; the others are, by dimension, the expected and the written score."""
 
 
 class JudgeValidator:
@@ -67,7 +68,6 @@ class JudgeValidator:
 
     def _scores(self, forward: Forward) -> dict[str, dict[str, list[float]]]:
         """Scores by head and record, in the order of the section's dimensions."""
-        values = self.builder.rubric.scale.values
         expected: dict[str, list[float]] = {id: [] for id in self.records} if self.expects else {}
         regressed: dict[str, list[float]] = {}
         written: dict[str, list[float]] = {id: [] for id in self.records}
@@ -77,29 +77,33 @@ class JudgeValidator:
                 break
             for id, which, numbers in self._all(forward, [self._written(one, written[one.id]) for one in asked]):
                 if which == place and self.expects:
-                    expected[id].append(sum(share * value for share, value in zip(numbers, values, strict=True)))
-                    written[id].append(float(values[int(np.argmax(numbers))]))
+                    expected[id].append(numbers[0])
+                    written[id].append(numbers[1])
                 elif which == MEANS and self.regresses:
                     regressed[id] = numbers[: len(self._keys(self.records[id]))]
         return {name: found for name, found in (("expected", expected), ("regression", regressed)) if found}
 
     def _written(self, record: Record, scores: Sequence[float]) -> Record:
-        """The record with a reply of these scores and no reason.
+        """The record with a reply of these scores, and where the next one stands any, without a reason.
 
-        Where none was read yet stands any one; on a scale to 10 it is 1, after which is read whether 0 follows.
+        On a scale to 10 it is 1, after which is read whether 0 follows.
         """
-        keys, scale = self._keys(record), self.builder.rubric.scale
-        unread = 1.0 if self.alphabet.digits.two_steps else float(scale.low)
-        padded = [*scores, *[unread] * (len(keys) - len(scores))]
-        return replace(record, reason="", scores=dict(zip(keys, padded, strict=True)))
+        unread = 1.0 if self.alphabet.digits.two_steps else float(self.builder.rubric.scale.low)
+        return replace(record, reason="", scores=dict(zip(self._keys(record), [*scores, unread], strict=False)))
 
     def _said(self, row: Row, outputs: Outputs) -> list[Found]:
-        """Distributions of the scores, means of the regression."""
+        """Scores, and means of the regression."""
         found: list[Found] = []
         if self.expects:
-            shares, _ = self.alphabet.digits.distribution(outputs.score, outputs.second)
-            places = zip(row.score_records.tolist(), row.score_dimensions.tolist(), shares.tolist(), strict=True)
-            found += [(row.records[record], dimension, one) for record, dimension, one in places]
+            digits, end = self.alphabet.digits, self.alphabet.end
+            expected = digits.mean(digits.distribution(outputs.score, outputs.second)[0]).tolist()
+            places = zip(row.score_records.tolist(), row.score_dimensions.tolist(), strict=True)
+            for number, (record, place) in enumerate(places):
+                id = row.records[record]
+                layout = self.builder.layout(self._dimensions(self.records[id]))
+                second = outputs.second[number] if digits.two_steps else None
+                written = layout.written(place, outputs.score[number], second, end)
+                found.append((id, place, [expected[number], float(written)]))
         means = outputs.regression[:, :DIMENSIONS].tolist()
         return found + [(id, MEANS, mean) for id, mean in zip(row.records, means, strict=True)]
 
@@ -156,8 +160,11 @@ class JudgeValidator:
             "error": float(np.abs(ours - theirs).mean()),
         }
 
+    def _dimensions(self, record: Record) -> tuple[Dimension, ...]:
+        return self.builder.rubric.section(record.type).dimensions
+
     def _keys(self, record: Record) -> list[str]:
-        return [dimension.key for dimension in self.builder.rubric.section(record.type).dimensions]
+        return [dimension.key for dimension in self._dimensions(record)]
 
 
 def spearman(pairs: NDArray[np.float64]) -> float | None:
