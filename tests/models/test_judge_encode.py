@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_data import draw
-from judge_reference import INSTRUCTIONS, SIZES, Reference, pictures_of, some_cases
+from judge_reference import INSTRUCTIONS, Reference, pictures_of, some_cases
 
 from editfoundry.models.judge.encode import PromptEncoder, UnfitPicture
 from editfoundry.models.judge.folder import read_settings
@@ -167,7 +167,3 @@ class _Config:
 
     def __init__(self, encoder: PromptEncoder) -> None:
         self.image_token_id = encoder.image_token
-
-
-def test_the_sizes_cover_what_they_should() -> None:
-    assert (1, 1) in SIZES and any(width == 100 * height for height, width in SIZES)

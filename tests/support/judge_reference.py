@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,25 @@ from PIL import Image
 from torch import Tensor
 
 from editfoundry.models.judge.folder import read_settings
-from editfoundry.models.judge.rubric import FOLDER, Picture, Prompt, Rubric, Slot, reply_text
+from editfoundry.models.judge.rubric import (
+    FOLDER,
+    Dimension,
+    Picture,
+    Prompt,
+    Rubric,
+    Scale,
+    Slot,
+    reply_text,
+    scored_line,
+)
 from editfoundry.models.judge.types import Case
 
-SIZES = ((60, 84), (1, 1), (9, 900), (300, 200), (84, 60), (500, 500), (56, 56))
-"""Heights and widths: one pixel, the widest that is judged, and some that the miniature is shown smaller."""
+SIZES = ((60, 84), (1, 1), (9, 900), (300, 200), (56, 56))
+"""Heights and widths: one pixel, the widest that is judged, and one that the miniature is shown smaller."""
 INSTRUCTIONS = ("Add a hat.", "Remove the old tree behind the wall, and its shadow on the grass.", "把天空变成粉红色。")
 THREE = {"following": "Following", "naturalness": "Naturalness", "detail": "Fine Detail"}
+STEPS = 30
+"""Of training, until a few replies are known by heart."""
 TWO = {name: THREE[name] for name in ("following", "naturalness")}
 
 
@@ -41,15 +54,22 @@ class Reference:
         assert settings is not None
         self.size = {"shortest_edge": settings.min_pixels, "longest_edge": settings.max_pixels}
 
-    def inputs(self, prompts: Sequence[Prompt], pictures: Sequence[Mapping[Slot, np.ndarray]], begun: str = "") -> Any:
-        """What the processor makes of conversations, padded on the left; begun: what their replies begin with."""
+    def ids(self, text: str) -> list[int]:
+        """The tokens of a text."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def inputs(
+        self, prompts: Sequence[Prompt], pictures: Sequence[Mapping[Slot, np.ndarray]], begun: Sequence[int] = ()
+    ) -> Any:
+        """What the processor makes of conversations, padded on the left; begun: tokens their replies begin with."""
         inputs = self.processor.apply_chat_template(
             [conversation(*one) for one in zip(prompts, pictures, strict=True)],
             tokenize=True, add_generation_prompt=True, return_dict=True, return_tensors="pt",
             processor_kwargs={"text_kwargs": {"padding": True}, "images_kwargs": {"size": self.size}},
         )  # fmt: skip
         if begun:
-            tokens = torch.tensor([self.tokenizer(begun, add_special_tokens=False)["input_ids"]] * len(prompts))
+            tokens = torch.tensor([list(begun)] * len(prompts))
             fill = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
             for name in ("input_ids", "attention_mask", "mm_token_type_ids"):
                 inputs[name] = torch.cat([inputs[name], fill.get(name, torch.zeros_like(tokens))], 1)
@@ -65,13 +85,28 @@ class Reference:
         with torch.inference_mode():
             return self.model(**inputs).logits[:, -1]
 
-    def generate(self, inputs: Any, allowed: Callable[[int, Tensor], list[int]] | None = None, **options: Any) -> Any:
-        """Greedy search."""
+    def generate(self, inputs: Any, most: int, allowed: Callable[[int, Tensor], list[int]] | None = None) -> list[int]:
+        """The tokens that greedy search adds to one conversation, the end of the turn included."""
         with torch.inference_mode():
-            return self.model.generate(
-                **inputs, do_sample=False, prefix_allowed_tokens_fn=allowed, return_dict_in_generate=True,
-                output_logits=True, **options,
+            output = self.model.generate(
+                **inputs, do_sample=False, max_new_tokens=most, prefix_allowed_tokens_fn=allowed
             )  # fmt: skip
+        tokens: list[int] = output[0, inputs["input_ids"].shape[1] :].tolist()
+        return tokens
+
+    def constrained(self, inputs: Any, dimensions: Sequence[Dimension], scale: Scale, before: str = "") -> list[int]:
+        """The scores of the reply that greedy search writes when it is held to the rubric's form."""
+        start = inputs["input_ids"].shape[1]
+        permitted: dict[tuple[int, ...], set[int]] = {}
+        replies: dict[tuple[int, ...], list[int]] = {}
+        for scores in product(scale.values, repeat=len(dimensions)):
+            reply = (*self.ids(before + reply_text(dimensions, scores)), self.end)
+            replies[reply] = list(scores)
+            for place, token in enumerate(reply):
+                permitted.setdefault(reply[:place], set()).add(token)
+        most = max(map(len, replies))
+        written = self.generate(inputs, most, lambda _, ids: sorted(permitted[tuple(ids[start:].tolist())]))
+        return replies[tuple(written)]
 
 
 def conversation(prompt: Prompt, pictures: Mapping[Slot, np.ndarray]) -> list[dict[str, Any]]:
@@ -110,25 +145,30 @@ def write_rubric(file: Path, scale: tuple[int, int], **dimensions: Mapping[str, 
     return str(file)
 
 
-def teach(folder: Path, taught: Path, rubric: Rubric, cases: Sequence[Case], steps: int = 24) -> Path:
-    """Write a copy of a judge that learned a reply to each case by heart, with a reason."""
+def teach(
+    folder: Path, taught: Path, rubric: Rubric, cases: Sequence[Case], replies: Sequence[tuple[str, Sequence[int]]]
+) -> Path:
+    """Write a copy of a judge that learned by heart to answer each case with that reason, if any, and these scores, and
+
+    to give these scores when a reply has to begin with them.
+    """
     reference = Reference(folder)
-    model, tokenizer = reference.model, reference.tokenizer
     rows = []
-    for number, case in enumerate(cases):
-        dimensions, values = rubric.section(case.type).dimensions, list(rubric.scale.values)
-        scores = [values[(number + 2 * place) % len(values)] for place in range(len(dimensions))]
-        reply = reply_text(dimensions, scores, f"{'good' if number % 2 else 'no'} edit") + tokenizer.eos_token
-        inputs = reference.inputs([rubric.prompt(case.type, case.instruction, "compat")], [pictures_of(case)], reply)
-        length = len(tokenizer(reply, add_special_tokens=False)["input_ids"])
-        rows.append((inputs, length))
-    optimiser = torch.optim.Adam(model.model.language_model.parameters(), lr=2e-3)
-    for _ in range(steps):
-        for inputs, length in rows:
-            logits = model(**inputs, logits_to_keep=length + 1).logits[0, :-1]
-            torch.nn.functional.cross_entropy(logits, inputs["input_ids"][0, -length:]).div(len(rows)).backward()
+    for case, (reason, scores) in zip(cases, replies, strict=True):
+        dimensions = rubric.section(case.type).dimensions
+        prompt = rubric.prompt(case.type, case.instruction, "compat")
+        for words in sorted({reason, ""}):
+            reply = [*reference.ids(reply_text(dimensions, scores, words)), reference.end]
+            given = 0 if words == reason else len(reference.ids(scored_line(dimensions[0])))
+            inputs = reference.inputs([prompt], [pictures_of(case)], reply)
+            rows.append((inputs, torch.tensor(reply[given:])))
+    optimiser = torch.optim.Adam(reference.model.model.language_model.parameters(), lr=2e-3)
+    for _ in range(STEPS):
+        for inputs, reply in rows:
+            logits = reference.model(**inputs, logits_to_keep=len(reply) + 1).logits[0, :-1]
+            torch.nn.functional.cross_entropy(logits, reply).div(len(rows)).backward()
         optimiser.step()
         optimiser.zero_grad()
     shutil.copytree(folder, taught)
-    model.save_pretrained(taught)
+    reference.model.save_pretrained(taught)
     return taught
