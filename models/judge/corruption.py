@@ -41,6 +41,8 @@ WRITTEN_CONTROL = (
 )
 """As many harmless words at the same places: what an injection is measured against, since it changes what is shown."""
 MID_GREY = 128
+SHORTENED = 256
+"""Grains and squares are measured on pictures of so many pixels along the longer side."""
 _NOISE = (0, 12, 28, 55, 100)
 _BLUR = (0.0, 0.004, 0.009, 0.018, 0.04)
 _BLOCKS = (1, 3, 6, 12, 24)
@@ -50,7 +52,8 @@ _SPILL = (0.0, 0.04, 0.1, 0.22, 0.45)
 def corrupt(name: str, degree: int, source: Image, result: Image, mask: NDArray[np.bool_] | None, seed: int) -> Image:
     """The result, uint8 [H, W, 3], made worse: degree 1 (hardly) to 4 (broken).
 
-    noise: of a normal distribution. blur: Gaussian, in parts of the longer side. blocks: pixels as squares. spill:
+    noise: normally distributed, in grains of a 256th of the longer side, so that shrinking a picture does not take it
+    away. blur: Gaussian, in parts of the longer side. blocks: pixels as squares. spill:
     patches outside the edit change their places. undone: a blend towards the source, whole at degree 4.
     """
     if name not in GRADED or degree not in DEGREES:
@@ -58,13 +61,16 @@ def corrupt(name: str, degree: int, source: Image, result: Image, mask: NDArray[
     height, width = result.shape[:2]
     generator = np.random.default_rng(seed)
     if name == "noise":
-        noisy = result + generator.normal(0, _NOISE[degree], result.shape)
-        return noisy.clip(0, 255).astype(np.uint8)
+        part = min(1.0, SHORTENED / max(height, width))
+        grains = generator.normal(0, _NOISE[degree], (max(1, round(height * part)), max(1, round(width * part)), 3))
+        spread = cv2.resize(grains, (width, height), interpolation=cv2.INTER_NEAREST)
+        noisy: Image = (result + spread).clip(0, 255).astype(np.uint8)
+        return noisy
     if name == "blur":
         blurred: Image = cv2.GaussianBlur(result, (0, 0), max(0.3, _BLUR[degree] * max(height, width)))
         return blurred
     if name == "blocks":
-        side = _BLOCKS[degree] * max(height, width) / 256
+        side = _BLOCKS[degree] * max(height, width) / SHORTENED
         small = resize(result, max(1, round(width / max(1.0, side))), max(1, round(height / max(1.0, side))))
         squares: Image = cv2.resize(small, (width, height), interpolation=cv2.INTER_NEAREST)
         return squares
@@ -104,21 +110,17 @@ def drawn(result: Image, text: str) -> Image:
     return picture
 
 
-def grades(name: str, degree: int, scale: Scale, dimensions: Sequence[Dimension]) -> dict[str, float]:
-    """The scores of an edit after a corruption, by dimension; degree 0 is the edit as it was made, without fault.
+def grades(name: str, degree: int, scale: Scale, dimensions: Sequence[Dimension], capped: bool) -> dict[str, float]:
+    """The scores of an edit after a corruption, by dimension; degree 0 without a name is the edit as it was made.
 
-    Quality corruptions lower all scores but the first by a fourth of the scale for each degree; `undone` and the
-    canaries lower the first one, and with it, as rubrics of three scores want it, the others.
+    What `lowers` names falls by a fourth of the scale for each degree, and for a canary to its end; all else is without
+    fault. capped: as the rubric's.
     """
-    fall = (scale.high - scale.low) * degree / DEGREES[-1]
-    lowered = scale.high - fall
-    if name in QUALITY:
-        return {one.key: float(scale.high if place == 0 else lowered) for place, one in enumerate(dimensions)}
-    if name in FOLLOWING:
-        return {one.key: lowered for one in dimensions}
-    if name in CANARIES:
-        return {one.key: float(scale.low) for one in dimensions}
-    return {one.key: float(scale.high) for one in dimensions}
+    fall = scale.high - scale.low if name in CANARIES else (scale.high - scale.low) * degree / DEGREES[-1]
+    return {
+        one.key: float(scale.high - fall * (bool(name) and lowers(name, place, capped)))
+        for place, one in enumerate(dimensions)
+    }
 
 
 def _spill(result: Image, mask: NDArray[Any] | None, share: float, generator: np.random.Generator) -> Image:

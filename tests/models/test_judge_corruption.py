@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from editfoundry.core.geometry import resize
 from editfoundry.models.judge.corruption import (
     CANARIES,
     DEGREES,
@@ -126,8 +127,17 @@ def test_a_fair_judge_lowers_what_a_test_is_about() -> None:
 
 def test_grades_fall_by_a_fourth_of_the_scale_with_each_degree() -> None:
     scale = Scale(1, 5)
-    assert [grades("blur", degree, scale, THREE)["third"] for degree in (0, *DEGREES)] == [5, 4, 3, 2, 1]
-    assert grades("blur", 4, scale, THREE)["first"] == 5
-    assert set(grades("undone", 4, scale, THREE).values()) == {1}
-    assert set(grades("swapped", 0, scale, THREE).values()) == {1}
-    assert set(grades("", 0, Scale(0, 10), THREE).values()) == {10}
+    assert [grades("blur", degree, scale, THREE, False)["third"] for degree in DEGREES] == [4, 3, 2, 1]
+    assert grades("blur", 4, scale, THREE, False)["first"] == 5
+    assert list(grades("undone", 4, scale, THREE, False).values()) == [1, 5, 5]
+    assert list(grades("swapped", 0, scale, THREE, False).values()) == [1, 5, 5]
+    assert set(grades("undone", 2, scale, THREE, True).values()) == {3}
+    assert set(grades("blank", 0, scale, THREE, False).values()) == {1}
+    assert set(grades("", 0, Scale(0, 10), THREE, True).values()) == {10}
+
+
+def test_noise_is_still_there_in_a_small_picture() -> None:
+    grey = np.full((512, 768, 3), 128, np.uint8)
+    small = [resize(corrupt("noise", degree, grey, grey, None, 0), 96, 64).std() for degree in DEGREES]
+    assert small == sorted(small)
+    assert small[0] > 3

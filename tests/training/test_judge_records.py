@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from judge_data import preference, rating, source, ten_points, write_judged_dataset, write_lines, write_pictures
+from pydantic import ValidationError
 from training_data import edits
 
 from editfoundry.core.errors import UsageError
@@ -182,6 +183,16 @@ def test_graded_edits_come_at_every_degree_and_as_canaries(tmp_path: Path) -> No
     assert len(set(groups.values())) == 1
     assert len({*apart, *groups.values()}) == 3
     assert len({record.photograph for record in of_first.values()}) == 1
+
+
+def test_only_the_corruptions_asked_for_are_made(tmp_path: Path) -> None:
+    dataset = write_judged_dataset(tmp_path / "data", edits(1))
+    records = read("graded", dataset, corruptions=("blank", "noise")).records
+    assert [record.corruption for record in records] == ["", *(f"noise-{degree}" for degree in DEGREES), "blank"]
+    with pytest.raises(ValidationError, match=r"no corruption 'nose'; there are noise, blur"):
+        source("graded", dataset, corruptions=("nose",))
+    with pytest.raises(ValidationError, match="corruptions are for the kind graded, not ratings"):
+        source("ratings", dataset, corruptions=("noise",))
 
 
 HOSTILE = [

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from editfoundry.core.config import Config
 from editfoundry.core.errors import UsageError
+from editfoundry.models.judge.corruption import CANARIES, GRADED
 from editfoundry.models.judge.types import Order
 from editfoundry.training.config import Checkpoints, Ema, LoraOptions, Optimiser
 
@@ -19,8 +20,9 @@ class Source(Config):
     kind: `scores`, a JSON file of records with a reply of scores, as the released `all_dataset_gpt_score.json` is
     described; `verification`, a dataset of ours whose edges carry a judge's verdict; `ratings`, a JSONL file of scores
     from people; `preferences`, a JSONL file of choices between two results; `graded`, a dataset of ours whose results
-    are corrupted by known degrees. path: that file or dataset. images: the folder that all pictures are under and
-    relative paths start from; the file's own by default. columns: name in the file by our name, for those that differ;
+    are corrupted by known degrees. corruptions: which of them `graded` takes, and which canaries; all by default. path:
+    that file or dataset. images: the folder that all pictures are under and relative paths start from; the file's own
+    by default. columns: name in the file by our name, for those that differ;
     for a picture also a pattern such as `{folder}/{name}.png`; for a dimension of the rubric the label that replies
     have for it. types: edit type by the file's name for it. weight: of its samples in the loss.
     """
@@ -31,6 +33,15 @@ class Source(Config):
     columns: dict[str, str] = Field(default_factory=dict)
     types: dict[str, str] = Field(default_factory=dict)
     weight: float = Field(default=1, gt=0)
+    corruptions: tuple[str, ...] | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _corrupted(self) -> "Source":
+        if self.corruptions is not None and self.kind != "graded":
+            raise ValueError(f"corruptions are for the kind graded, not {self.kind}")
+        if unknown := sorted(set(self.corruptions or ()) - {*GRADED, *CANARIES}):
+            raise ValueError(f"no corruption {unknown[0]!r:.60}; there are {', '.join((*GRADED, *CANARIES))}")
+        return self
 
 
 class Heads(Config):
