@@ -119,7 +119,7 @@ def _add(curves: dict[str, Curve], row: StepRow | ValidationRow | JudgeValidatio
 
 def below(curves: dict[str, Curve], name: str) -> dict[str, list[tuple[float, float]]]:
     """The points of the curves `name/…`, by what stands for the dots; numbers in order of size, names as they came."""
-    found = {key.partition("/")[2]: curve.points for key, curve in curves.items() if key.startswith(f"{name}/")}
+    found = {key.removeprefix(f"{name}/"): curve.points for key, curve in curves.items() if key.startswith(f"{name}/")}
     return {key: found[key] for key in ordered(found)}
 
 

