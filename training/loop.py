@@ -60,6 +60,10 @@ class TrainingLoop(ABC, Generic[B]):
         self._told_to_end = False
 
     @abstractmethod
+    def prepare(self) -> None:
+        """Build what trains and what validates, and take up the newest checkpoint."""
+
+    @abstractmethod
     def batches(self) -> Iterator[B]:
         """This rank's micro-batches from the current step on, on its device."""
 

@@ -3,12 +3,8 @@
 The configuration says what is trained, accelerate's own file says on what. Repeating the command resumes.
 """
 
-import sys
-import tempfile
 from argparse import Namespace
 from collections.abc import Sequence
-from contextlib import ExitStack
-from pathlib import Path
 
 from editfoundry.core.config import load_config
 from editfoundry.training import entry
@@ -17,47 +13,16 @@ from editfoundry.training.config import TrainConfig
 
 def parse(arguments: Sequence[str] | None = None) -> Namespace:
     """The command line."""
-    parser = entry.parser(
-        "train_editor", "Train the editor, or resume.", "folder of the run; an unfinished run resumes"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="say what would be trained, and stop there")
-    parser.add_argument("--json", action="store_true", help="print JSON for machines")
-    return parser.parse_args(arguments)
+    return entry.trainer_parser("train_editor", "Train the editor, or resume.").parse_args(arguments)
 
 
 def train(arguments: Namespace) -> None:
     """Train as the command line says. Raises EditFoundryError for whatever the user can act on."""
     config = load_config(TrainConfig, arguments.config, arguments.set)
-    from editfoundry.training.metrics import TRACKERS
-    from editfoundry.training.rundir import claim, held
-    from editfoundry.training.sharding import make_accelerator
     from editfoundry.training.summary import show
     from editfoundry.training.trainer import Trainer
 
-    accelerator = make_accelerator(log_with=list(config.trackers) or None, project_dir=arguments.output / TRACKERS)
-    run: Path = arguments.output
-    with ExitStack() as stack:
-        if arguments.dry_run:
-            run = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        else:
-            with accelerator.main_process_first():
-                claim(run, config)
-                if accelerator.is_main_process:
-                    stack.enter_context(held(run, config))
-        trainer = Trainer(config, run, accelerator)
-        if accelerator.is_main_process:
-            show(trainer, as_json=arguments.json)
-        if arguments.dry_run:
-            return
-        trainer.prepare()
-        trainer.fit()
-    accelerator.end_training()
-    if accelerator.is_main_process:
-        print(
-            f"{run}: {config.steps} steps are done; look at them with `editfoundry train report {run}`, and take the "
-            f"editor with `editfoundry train export {run} OUT`",
-            file=sys.stderr,
-        )
+    entry.train(arguments, config, lambda run, accelerator: Trainer(config, run, accelerator), show, "editor")
 
 
 def main() -> None:
