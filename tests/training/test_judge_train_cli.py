@@ -130,6 +130,7 @@ def test_a_run_is_reported_on_and_exported(
         "Training loss, ranking",
     ):
         assert shown in page
+    assert "trained for expected, generate, preference, ranking, regression: 2 of 2 steps" in page
     assert "<b>judge</b>" not in page
     result = invoked("export", str(run), str(tmp_path / "judge"), "--step", "2", "--weights", "trained")
     assert result.stdout.strip() == str(tmp_path / "judge"), result.output

@@ -70,7 +70,7 @@ def _lede(config: Mapping[str, Any], curves: JudgeCurves) -> str:
     heads = [name for name, weight in config.get("heads", {}).items() if weight]
     step = curves.last_train.step if curves.last_train else 0
     return (
-        f"A judge, trained for {' and '.join(heads)}: {step:,} of {config.get('steps', 0):,} steps, "
+        f"A judge, trained for {', '.join(heads)}: {step:,} of {config.get('steps', 0):,} steps, "
         f"{curves.samples:,} samples."
     )
 
@@ -86,8 +86,10 @@ def _headline(curves: JudgeCurves) -> Iterator[tuple[str, str, str]]:
     if last:
         for name, report in last.heads.items():
             before = first.heads.get(name) if first and first.step < last.step else None
-            note = f"{_correlation(before)} {UNTUNED}" if before and first and not first.step else ""
-            yield f"Spearman, {name}", _correlation(report), note
+            notes = [_interval(report)]
+            if before and first and not first.step:
+                notes.append(f"{_correlation(before)} {UNTUNED}")
+            yield f"Spearman, {name}", _rounded(report.spearman), "; ".join(filter(None, notes))
         if last.preference is not None:
             yield "Comparisons answered as given", f"{last.preference:.1%}", ""
     if train := curves.last_train:
@@ -152,9 +154,11 @@ def _totals(curves: JudgeCurves) -> Iterator[tuple[str, str]]:
 
 def _correlation(report: HeadReport) -> str:
     """A correlation with its interval."""
-    if report.low is None or report.high is None:
-        return _rounded(report.spearman)
-    return f"{_rounded(report.spearman)} [{report.low:.2f}, {report.high:.2f}]"
+    return f"{_rounded(report.spearman)} {_interval(report)}".strip()
+
+
+def _interval(report: HeadReport) -> str:
+    return "" if report.low is None or report.high is None else f"[{report.low:.2f}, {report.high:.2f}]"
 
 
 def _rounded(value: float | None) -> str:
