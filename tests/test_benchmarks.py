@@ -163,3 +163,24 @@ def test_training_padding(repository: Path, tmp_path: Path) -> None:
     assert facts["image: buckets (ours)"]["padding"] == 0.0
     assert facts["image: buckets (ours)"]["cropped"] < 0.05
     assert facts["text, batches of any samples: padding"] == {"of text": 0.0, "of all tokens": 0.0}
+
+
+@pytest.mark.slow
+def test_judge_inference(repository: Path, tmp_path: Path, photographs: Path) -> None:
+    """Two pairs of one source: what is counted can be worked out, and both sides have to say the same."""
+    arguments = ("--quick", "--photographs", str(photographs), "--json")
+    content = check(run(repository, tmp_path, "judge/inference", *arguments), "judge/inference")
+    rows = {"scores, chained", "scores, independent", "reason and scores, fast", "reason and scores, compat"}
+    against_the_loop = {result["case"] for result in content["results"] if result["peer"] == "naive generate"}
+    assert against_the_loop == rows and content["data"]["pairs"] == 2
+    facts = content["facts"]
+    loop, chained, compat = (facts[f"work, {name}"] for name in (
+        "naive generate", "scores, chained", "reason and scores, compat"))  # fmt: skip
+    assert (loop["forwards"], loop["decode_tokens"], loop["vision_encodes"]) == (2 * 8, 2 * 7, 4)
+    assert {facts[f"work, {name}"]["vision_encodes"] for name in rows} == {3}
+    assert facts["work, scores, independent"]["decode_tokens"] == 0
+    assert chained["forwards"] == 3, "what both begin with, both ends side by side, the second score"
+    assert (compat["forwards"], compat["decode_tokens"]) == (2 + 7, 2 * 7)
+    assert compat["prefill_tokens"] < chained["prefill_tokens"] < 0.6 * loop["prefill_tokens"]
+    assert facts["replies identical in compat"] == "2 of 2"
+    assert facts["largest difference of a probability of the first score"] < 1e-5

@@ -122,7 +122,7 @@ def test_every_way_of_reading_gives_the_same_logits(folder: Path, reference: Ref
         mine = judge(folder, share=share, batch=batch)
         mine.load()
         shown = Shown(mine.encoder, 10_000)
-        questions = [shown.question(*one) for one in zip(prompts, pictures, strict=True)]
+        questions = [shown.question(*one) for one in pairs]
         mine._prefill.patches = shown.patches
         found = torch.zeros_like(single)
         with torch.inference_mode():
