@@ -111,9 +111,8 @@ def test_every_way_of_reading_gives_the_same_logits(folder: Path, reference: Ref
     rubric, cases = load_rubric("edit"), [*CASES[::2], CASES[1]]
     prompts = [rubric.prompt(case.type, case.instruction, order) for case in cases]
     pictures = [pictures_of(case) for case in cases]
-    single = torch.cat(
-        [reference.logits(reference.inputs([one], [two])) for one, two in zip(prompts, pictures, strict=True)]
-    )
+    pairs = list(zip(prompts, pictures, strict=True))
+    single = torch.cat([reference.logits(reference.inputs([one], [two])) for one, two in pairs])
     assert single.abs().max() > 1, "logits that could be told apart"
     together = reference.inputs(prompts, pictures)
     assert together["attention_mask"][:, 0].sum() < len(cases), "some rows are padded"
