@@ -344,7 +344,8 @@ def test_a_scale_beyond_ten_is_only_written(tmp_path: Path) -> None:
     shipped = Path(__file__).parents[2] / "models" / "judge" / "rubrics" / "edit.yaml"
     mine = tmp_path / "mine.yaml"
     mine.write_text(shipped.read_text("utf-8").replace("scale: [1, 5]", "scale: [0, 100]"), "utf-8")
-    with pytest.raises(ConfigError, match="scales up to 9, and from 0 or 1 to 10, not from 0 to 100; use --head generate"):
+    refused = "scales up to 9, and from 0 or 1 to 10, not from 0 to 100; use --head generate"
+    with pytest.raises(ConfigError, match=refused):
         judge("http://localhost:9/v1", rubric=str(mine))
     with serve([answer({"Brief reasoning": "", "Following": 85, "Naturalness": 0})]) as server:
         [scored] = judge(server.url, rubric=str(mine), head="generate").score([CASE])
