@@ -14,7 +14,7 @@ from editfoundry.training.judge.sources.verification import edge_record
 
 def read_graded(source: Source, rubric: Rubric, judged: Judged, prefix: str) -> None:
     """Every edge as it is, with every corruption asked for at every degree, and as every canary asked for."""
-    edges = list(read_edges(Path(source.path)))
+    edges = list(read_edges(Path(source.path).expanduser()))
     for edge, other in zip(edges, other_instructions(edges), strict=True):
         judged.records += _versions(edge, other, source, rubric, prefix)
 

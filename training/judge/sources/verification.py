@@ -22,7 +22,7 @@ def read_verification(source: Source, rubric: Rubric, judged: Judged, prefix: st
     An edge that the judge failed is not in the dataset, so low scores are rare here. Raises UsageError for a rubric
     without these dimensions on a scale of 1 to 5.
     """
-    for edge in read_edges(Path(source.path)):
+    for edge in read_edges(Path(source.path).expanduser()):
         keys = {one.key for one in rubric.section(edge.type).dimensions}
         if rubric.scale != SCALE or not keys >= set(VERDICT):
             raise UsageError(
