@@ -25,7 +25,7 @@ from editfoundry.models.judge.rubric import (
     reply_text,
     scored_line,
 )
-from editfoundry.models.judge.types import Case
+from editfoundry.models.judge.types import Case, Order
 
 SIZES = ((60, 84), (1, 1), (9, 900), (300, 200), (56, 56))
 """Heights and widths: one pixel, the widest that is judged, and one that the miniature is shown smaller."""
@@ -148,18 +148,20 @@ def write_rubric(file: Path, scale: tuple[int, int], **dimensions: Mapping[str, 
 def teach(
     folder: Path, taught: Path, rubric: Rubric, cases: Sequence[Case], replies: Sequence[tuple[str, Sequence[int]]]
 ) -> Path:
-    """Write a copy of a judge that learned by heart to answer each case with that reason, if any, and these scores, and
+    """Write a copy of a judge that learned by heart to answer each case with that reason, if any (in both orders), and
 
-    to give these scores when a reply has to begin with them.
+    these scores, and to give the scores when a reply has to begin with them.
     """
     reference = Reference(folder)
     rows = []
     for case, (reason, scores) in zip(cases, replies, strict=True):
         dimensions = rubric.section(case.type).dimensions
-        prompt = rubric.prompt(case.type, case.instruction, "compat")
-        for words in sorted({reason, ""}):
+        reasoned: list[tuple[str, Order]] = [(reason, "compat"), (reason, "fast")] if reason else []
+        ways: list[tuple[str, Order]] = [("", "compat"), *reasoned]
+        for words, order in ways:
             reply = [*reference.ids(reply_text(dimensions, scores, words)), reference.end]
             given = 0 if words == reason else len(reference.ids(scored_line(dimensions[0])))
+            prompt = rubric.prompt(case.type, case.instruction, order)
             inputs = reference.inputs([prompt], [pictures_of(case)], reply)
             rows.append((inputs, torch.tensor(reply[given:])))
     optimiser = torch.optim.Adam(reference.model.model.language_model.parameters(), lr=2e-3)
