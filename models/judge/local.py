@@ -33,7 +33,8 @@ LONGEST_REASON = 300
 class LocalJudgeOptions(ChatModelOptions):
     """How a local judge is loaded and asked. checkpoint: a folder, or an id of the model store.
 
-    max_new_tokens: most tokens of a reply, or of its reason. batch: questions side by side.
+    max_new_tokens: most tokens of a reply, or of its reason. batch: questions side by side, by default as many as
+    `benchmarks/judge/inference.py` found enough: more gain nothing, and each holds keys and values of its own.
     share: read what questions share once; off, each question is read by itself, for comparison.
     """
 
@@ -41,6 +42,7 @@ class LocalJudgeOptions(ChatModelOptions):
     head: Head = "expected"
     steps: Steps = "chained"
     order: Order = "compat"
+    batch: int = Field(default=4, ge=1)
     min_pixels: int = Field(default=4 * 28 * 28, ge=4 * 28 * 28)
     max_new_tokens: int = Field(default=256, ge=8)
     share: bool = True
