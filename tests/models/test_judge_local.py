@@ -22,7 +22,7 @@ from editfoundry.models.judge.folder import REGRESSION
 from editfoundry.models.judge.local import LocalJudge, LocalJudgeOptions
 from editfoundry.models.judge.miniature import write_miniature_judge
 from editfoundry.models.judge.parser import Misread, parse_reply
-from editfoundry.models.judge.rubric import REASON, Rubric, load_rubric, scored_line
+from editfoundry.models.judge.rubric import REASON, Rubric, load_rubric, reply_text, scored_line
 from editfoundry.models.judge.shown import Shown
 from editfoundry.models.judge.types import Case, Comparison, Order, Preference, Scored
 from editfoundry.models.protocols import Unanswered
@@ -129,6 +129,29 @@ def test_every_way_of_reading_gives_the_same_logits(folder: Path, reference: Ref
             for branches in mine._prefill.run(questions):
                 found[branches.members] = mine._logits(branches)
         torch.testing.assert_close(found, single, **LOGITS)
+
+
+def test_replies_of_unequal_length_side_by_side(folder: Path, reference: Reference) -> None:
+    """Each goes on from its own last token, at its own place, however many its neighbours have."""
+    mine, rubric, cases = judge(folder, share=False), load_rubric("short"), CASES[:3]
+    mine.load()
+    shown = Shown(mine.encoder, 10_000)
+    prompts = [rubric.prompt(case.type, case.instruction, "compat") for case in cases]
+    questions = [shown.question(one, pictures_of(case)) for one, case in zip(prompts, cases, strict=True)]
+    mine._prefill.patches = shown.patches
+    turns = [["a red hat", "", "hat"], ["", " on it", "s are"], [" 1", " 2", ""]]
+    with torch.inference_mode():
+        for branches in mine._prefill.run(questions):
+            said: list[list[int]] = [[] for _ in branches.members]
+            for turn in turns:
+                more = [reference.ids(turn[member]) for member in branches.members]
+                mine._prefill.extend(branches, more)
+                said = [[*before, *tokens] for before, tokens in zip(said, more, strict=True)]
+                found = mine._logits(branches)
+                for row, member in enumerate(branches.members):
+                    fresh = reference.inputs([prompts[member]], [pictures_of(cases[member])], said[row])
+                    torch.testing.assert_close(found[row], reference.logits(fresh)[0], **LOGITS)
+    assert mine.counts.decode_tokens == sum(len(reference.ids(words)) for turn in turns for words in turn)
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -250,7 +273,8 @@ def test_fast_generation_writes_a_reason_and_then_scores_in_the_form(
     taught: Path, rubrics: dict[tuple[int, int], str]
 ) -> None:
     rubric, reference = load_rubric(rubrics[0, 10]), Reference(taught)
-    verdicts = judge(taught, rubric=rubrics[0, 10], head="generate", order="fast", max_new_tokens=9).score(LEARNED)
+    mine = judge(taught, rubric=rubrics[0, 10], head="generate", order="fast", max_new_tokens=9)
+    verdicts, read = mine.score(LEARNED), 0
     ends = set()
     for case, verdict in zip(LEARNED, scored(verdicts), strict=True):
         prompt, pictures = rubric.prompt(case.type, case.instruction, "fast"), pictures_of(case)
@@ -264,6 +288,9 @@ def test_fast_generation_writes_a_reason_and_then_scores_in_the_form(
         written = reference.constrained(inputs, rubric.section(case.type).dimensions, rubric.scale)
         assert verdict.reply == reference.tokenizer.decode(reason)
         assert list(verdict.scores.values()) == written
+        reply = [*reason, *reference.ids("\n" + reply_text(rubric.section(case.type).dimensions, written))]
+        read += len(reply) - len(str(written[-1])) + len(written)
+    assert mine.counts.decode_tokens == read, "all but the last score, and a 1 where each score stands"
     assert {"\n", ""} <= ends, "by the line's end, and cut off at the limit"
 
 
