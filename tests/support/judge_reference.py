@@ -31,7 +31,7 @@ SIZES = ((60, 84), (1, 1), (9, 900), (300, 200), (56, 56))
 """Heights and widths: one pixel, the widest that is judged, and one that the miniature is shown smaller."""
 INSTRUCTIONS = ("Add a hat.", "Remove the old tree behind the wall, and its shadow on the grass.", "把天空变成粉红色。")
 THREE = {"following": "Following", "naturalness": "Naturalness", "detail": "Fine Detail"}
-STEPS = 30
+STEPS = 40
 """Of training, until a few replies are known by heart."""
 TWO = {name: THREE[name] for name in ("following", "naturalness")}
 
