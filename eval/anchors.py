@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,7 +18,7 @@ from pydantic import Field, StringConstraints, ValidationError
 from editfoundry.core.config import Config, validate
 from editfoundry.core.errors import EditFoundryError, ImageError, UsageError
 from editfoundry.core.hashing import canonical_json, sha256, sha256_file
-from editfoundry.core.images import encode_png
+from editfoundry.core.images import decode, encode_png
 from editfoundry.core.progress import Advance
 from editfoundry.eval.known_pairs import (
     AS_IT_IS,
@@ -33,7 +34,6 @@ from editfoundry.eval.pairs import (
     LONGEST_ID,
     LONGEST_INSTRUCTION,
     LONGEST_LINE,
-    Pictures,
     UnusablePicture,
     read_picture,
 )
@@ -206,12 +206,11 @@ def _picture(folder: Path, name: str) -> bytes:
 
 
 def _pairs(folder: Path, anchors: Iterable[Anchor]) -> Iterator[KnownPair]:
-    """The pairs of an edit; each picture is decoded once."""
-    pictures = Pictures()
+    """The pairs of an edit; each picture is read and decoded once."""
+    shown = cache(lambda name: decode(_picture(folder, name)))
     for one in anchors:
         try:
-            source = pictures.decoded(one.source, _picture(folder, one.source))
-            result = pictures.decoded(one.result, _picture(folder, one.result))
+            source, result = shown(one.source), shown(one.result)
         except ImageError as error:
             raise EditFoundryError(f"{folder}: a picture of {one.id!r:.80}: {error}; {_REMEDY}") from error
         case = Case(one.id, source, result, one.instruction, one.type)
