@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from judge_run import ALL, MODULE, judge_settings, write_judge_settings, write_judged
@@ -28,20 +28,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_judged(tmp_path_factory.mktemp("judged"))
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Command]:
-    """The commands that this process would have become."""
-    commands: list[Command] = []
-
-    def replace_process(self: Command) -> NoReturn:
-        commands.append(self)
-        sys.exit(0)
-
-    monkeypatch.setattr(Command, "replace_process", replace_process)
-    monkeypatch.setattr(cli, "visible_gpus", lambda: 0)
-    return commands
 
 
 def invoked(*arguments: str) -> Any:

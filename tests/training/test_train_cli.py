@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from train_run import train_row, write_run
@@ -26,20 +26,6 @@ def call(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "editfoundry", "train", *arguments],
         cwd=cwd, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Command]:
-    """The commands that this process would have become."""
-    commands: list[Command] = []
-
-    def replace_process(self: Command) -> NoReturn:
-        commands.append(self)
-        sys.exit(0)
-
-    monkeypatch.setattr(Command, "replace_process", replace_process)
-    monkeypatch.setattr(cli, "visible_gpus", lambda: 0)
-    return commands
 
 
 def invoked(*arguments: str) -> Any:
