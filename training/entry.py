@@ -1,4 +1,4 @@
-"""What the modules that accelerate launches have in common: their command line, and how they end."""
+"""What the modules that accelerate launches have in common: their command line, a training run, and how they end."""
 
 import sys
 import tempfile

@@ -53,8 +53,8 @@ def corrupt(name: str, degree: int, source: Image, result: Image, mask: NDArray[
     """The result, uint8 [H, W, 3], made worse: degree 1 (hardly) to 4 (broken).
 
     noise: normally distributed, in grains of a 256th of the longer side, so that shrinking a picture does not take it
-    away. blur: Gaussian, in parts of the longer side. blocks: pixels as squares. spill:
-    patches outside the edit change their places. undone: a blend towards the source, whole at degree 4.
+    away. blur: Gaussian, in parts of the longer side. blocks: pixels as squares. spill: patches outside the edit change
+    their places. undone: a blend towards the source, whole at degree 4.
     """
     if name not in GRADED or degree not in DEGREES:
         raise ValueError(f"no corruption {name!r} of degree {degree}")

@@ -22,9 +22,9 @@ class Source(Config):
     from people; `preferences`, a JSONL file of choices between two results; `graded`, a dataset of ours whose results
     are corrupted by known degrees. corruptions: which of them `graded` takes, and which canaries; all by default. path:
     that file or dataset. images: the folder that all pictures are under and relative paths start from; the file's own
-    by default. columns: name in the file by our name, for those that differ;
-    for a picture also a pattern such as `{folder}/{name}.png`; for a dimension of the rubric the label that replies
-    have for it. types: edit type by the file's name for it. weight: of its samples in the loss.
+    by default. columns: name in the file by our name, for those that differ; for a picture also a pattern such as
+    `{folder}/{name}.png`; for a dimension of the rubric the label that replies have for it. types: edit type by the
+    file's name for it. weight: of its samples in the loss.
     """
 
     kind: Literal["scores", "verification", "ratings", "preferences", "graded"]
