@@ -191,7 +191,7 @@ class Trainer(TrainingLoop[MicroBatch]):
         return tokens
 
     def _rows(self, batch: MicroBatch, sums: Tensor, lengths: Lengths, read: Tensor) -> Tensor:
-        """The columns of `Step.samples`, float32 [B, 7]."""
+        """A micro-batch's rows of `Samples`, float32 [B, 7]."""
         kinds = sums.new_tensor([self.index.types.index(name) for name in batch.types])
         operations = torch.full_like(sums, self.flops.step(lengths) / len(sums))
         loss = sums.detach() / batch.weight.shape[1]

@@ -114,20 +114,20 @@ class RandomTrainer(Trainer):
         seconds = []
         for number in range(WARM_UPS + rounds):
             started = time.perf_counter()
-            made = self.train_step([batch])
+            samples, _ = self.train_step([batch])
             synchronise(self.accelerator.device)
             self.step += 1
             if number >= WARM_UPS:
                 seconds.append(time.perf_counter() - started)
-        tokens, operations = made.samples[:, 5:].sum(0)
+        tokens, operations = samples[:, 5:].sum(0)
         figures = spread(seconds)
         return {
             "steps": rounds,
-            "loss": float(made.samples[:, 1].mean()),
+            "loss": float(samples[:, 1].mean()),
             "ms_per_step": {name: round(1e3 * value, 3) for name, value in figures.items()},
             "tokens_per_step": int(tokens),
             "tokens_per_s": round(tokens / figures["median"], 1),
-            "samples_per_s": round(len(made.samples) / figures["median"], 3),
+            "samples_per_s": round(len(samples) / figures["median"], 3),
             "teraflop_per_step": float(f"{operations / 1e12:.6g}"),
             "teraflop_per_s": float(f"{operations / 1e12 / figures['median']:.4g}"),
             "mfu": self._utilisation(operations / figures["median"]),
