@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def forked(config: Path, run: Path, before: Callable[[], None] = lambda: None, m
         log = os.open(run.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         sys.stdout = sys.stderr = os.fdopen(log, "w")
         os.environ.update(ENVIRONMENT)
+        forkserver._forkserver.__init__()  # the tests' own server of worker processes is no child of this one
         before()
         from editfoundry.core.errors import EditFoundryError
         from editfoundry.core.failures import report_failure
